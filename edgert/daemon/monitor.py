@@ -25,6 +25,7 @@ PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
 REFUSED_S_MAX = 2.0  # a daemon that fails this soon after its first start will fail again
 NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000
+LOG_CHECK_S = 60.0
 VARIABLE = "EDGERT_MONITOR"  # the monitor's process id, in its daemon's environment
 ADOPTED_S = 1.0  # the pause between two checks of an adopted daemon
 
@@ -52,6 +53,8 @@ class Monitor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
         signal.signal(signal.SIGCONT, lambda *_: self._awake.put(None))
+        signal.signal(signal.SIGALRM, lambda *_: shorten_log())
+        signal.setitimer(signal.ITIMER_REAL, LOG_CHECK_S, LOG_CHECK_S)
 
     def keep(self, adopted: int | None = None) -> int:
         """Start the daemon again and again, until a run ends normally or the first run fails at once.
@@ -76,7 +79,6 @@ class Monitor:
             self._pause(pause_s)
             if self._ending or not os.path.isdir(self._state):
                 return 0
-            shorten_log()
 
     def _pause(self, pause_s: float) -> None:
         """Wait for `pause_s` or a signal. Ignore an earlier SIGCONT; do not wait after an earlier SIGTERM."""
@@ -162,7 +164,7 @@ def _words(path: Path) -> list[bytes]:
 
 
 def shorten_log() -> None:
-    """Empty the log if it is too long: a model that keeps failing must not fill the disk."""
+    """Empty the log if it is too long: a model that keeps failing, or an engine's warnings, must not fill the disk."""
     try:
         if os.fstat(2).st_size > LOG_BYTES_MAX:
             os.ftruncate(2, 0)  # all processes open the log for appending, so they continue at its new end
