@@ -72,7 +72,7 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
 
 @dataclass(frozen=True)
 class Working(Generic[T]):
-    """The first artifact that works, the result of `use`, and the start of the errors of the earlier artifacts."""
+    """The first artifact that works, the result of `use`, and the start of each earlier artifact's error."""
 
     artifact: ArtifactEntry
     value: T
