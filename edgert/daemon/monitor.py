@@ -164,7 +164,7 @@ def _words(path: Path) -> list[bytes]:
 
 
 def shorten_log() -> None:
-    """Empty the log if it is too long: failures of a model and warnings of an engine must not fill the disk."""
+    """Empty the log if it is too long, so that failures and warnings do not fill the disk."""
     try:
         if os.fstat(2).st_size > LOG_BYTES_MAX:
             os.ftruncate(2, 0)  # all processes open the log for appending, so they continue at its new end

@@ -72,7 +72,7 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
 
 @dataclass(frozen=True)
 class Working(Generic[T]):
-    """The first artifact that works, the result of `use`, and the start of each earlier artifact's error."""
+    """The first artifact that works, the result of `use`, and the start of each earlier error."""
 
     artifact: ArtifactEntry
     value: T
