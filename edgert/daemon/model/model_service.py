@@ -40,6 +40,7 @@ from edgert.errors import (
     DeviceError,
     EdgeRTError,
     EngineFailed,
+    EngineMissing,
     HealthCheckFailed,
     NotCompatible,
     Overloaded,
@@ -56,8 +57,8 @@ from edgert.worker_link.load_order import LoadOrder
 
 # The states that are alarms.
 ALARMING = frozenset({ModelState.DEGRADED, ModelState.RESTARTING, ModelState.QUARANTINED, ModelState.FAILED})
-# Faults of config.toml. Each worker reads this file, which may have changed since the install of the version.
-CONFIG_FAULTS = (ConfigInvalid, NotCompatible)
+# Faults of config.toml or of the installed packages. Both may have changed since the install of the version.
+DEVICE_FAULTS = (ConfigInvalid, NotCompatible, EngineMissing)
 
 Settled = Callable[[EdgeRTError | None], None]
 
@@ -185,7 +186,7 @@ class ModelService:
             self._roll_back(worker.version, fault)
         else:
             served_s = worker.served_s(self._clock())
-            self._crashed(worker.version, fault, served_s=served_s, blamed=not isinstance(fault, CONFIG_FAULTS))
+            self._crashed(worker.version, fault, served_s=served_s, blamed=not isinstance(fault, DEVICE_FAULTS))
 
     def tick(self) -> None:
         """Call `tick` of each part."""

@@ -21,6 +21,7 @@ from edgert.daemon.workers.worker_set import STUCK_S
 from edgert.errors import (
     ConfigInvalid,
     EdgeRTError,
+    EngineMissing,
     ModelNotFound,
     NotCompatible,
     Overloaded,
@@ -212,8 +213,12 @@ def test_a_good_version_that_keeps_crashing_is_replaced_by_the_version_before(wo
     assert (world.loaded().version, world.service.state) == (OLD, "ready")
 
 
-@pytest.mark.parametrize("fault", [ConfigInvalid("not TOML"), NotCompatible("this device is a pi4")])
-def test_a_good_version_is_not_replaced_for_a_fault_of_the_configuration(world: World, fault: EdgeRTError) -> None:
+@pytest.mark.parametrize(
+    "fault", [ConfigInvalid("not TOML"), NotCompatible("this device is a pi4"), EngineMissing("not installed")]
+)
+def test_a_good_version_is_not_replaced_for_a_fault_of_the_configuration_or_of_the_runtime(
+    world: World, fault: EdgeRTError
+) -> None:
     world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     for _ in range(CRASHES_MAX):
         world.service.handle_message(world.workers[-1], link.failure_message(fault))
