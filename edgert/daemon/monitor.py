@@ -1,9 +1,9 @@
 """The monitor: the process that restarts the daemon on a device without systemd.
 
 `edgertd start` starts the monitor. The monitor ends when the daemon ends normally (exit code 0), on SIGTERM and SIGINT,
-or when the state folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed, the next
-`edgertd start` starts a new monitor that adopts the daemon. The exit code of an adopted daemon is unknown. The monitor
-assumes a normal end if the daemon removed its control socket.
+when the state folder was removed, or when the daemon of another monitor runs. SIGCONT ends its pause before the next
+start. If a monitor was killed, the next `edgertd start` starts a new monitor that adopts the daemon. The exit code of
+an adopted daemon is unknown. The monitor assumes a normal end if the daemon removed its control socket.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Monitor:
             self._backoff.started()
             code = self._run(command)
             refused = first and code > 0 and time.monotonic() - first_s < REFUSED_S_MAX
-            if code == 0 or refused:
+            if code == 0 or refused or self._other_daemon_runs():
                 return code  # the daemon has logged the reason
             first = False
             pause_s = self._backoff.failed()
@@ -110,6 +110,14 @@ class Monitor:
         from edgert.state_dir import StateDir  # rarely needed, and half as large as all other imports of the monitor
 
         return self._ending or not StateDir(Path(self._state)).control_socket.exists()
+
+    def _other_daemon_runs(self) -> bool:
+        """Return whether another process has locked the pid file. It has its own monitor or service manager."""
+        from edgert.durable import is_locked  # rarely needed
+
+        with contextlib.suppress(OSError):
+            return is_locked(Path(self._state) / "edgertd.pid")
+        return False
 
     def _end(self) -> None:
         self._ending = True

@@ -95,6 +95,17 @@ def test_a_monitor_that_is_told_to_end_also_ends_the_daemon(device: Device, moni
     assert device.daemon_pid() is None
 
 
+def test_a_monitor_ends_if_the_daemon_of_another_monitor_runs(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+    """Two starts at the same time start two monitors. The second one would start a daemon after each stop."""
+    slow = f"from edgert.daemon import monitor; monitor.REFUSED_S_MAX = 0.0; {KEEP}"  # a slow device
+    second = subprocess.Popen([sys.executable, "-c", slow, os.fspath(device.state.root)])
+    try:
+        assert second.wait(WAIT_S_MAX) > 0
+    finally:
+        second.kill()
+    assert monitor.poll() is None
+
+
 def test_a_daemon_whose_monitor_was_killed_is_adopted_by_the_next_start(
     device: Device, monitor: subprocess.Popen[bytes]
 ) -> None:
