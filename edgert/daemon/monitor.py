@@ -1,9 +1,9 @@
 """The monitor: the process that restarts the daemon on a device without systemd.
 
 `edgertd start` starts the monitor. The monitor ends when the daemon ends normally (exit code 0), on SIGTERM and SIGINT,
-or when the state folder was removed. SIGCONT ends its pause before the next start. If a monitor was killed, the next
-`edgertd start` starts a new monitor that adopts the daemon. The exit code of an adopted daemon is unknown. The monitor
-assumes a normal end if the daemon removed its control socket.
+when the state folder was removed, or when the daemon of another monitor runs. SIGCONT ends its pause before the next
+start. If a monitor was killed, the next `edgertd start` starts a new monitor that adopts the daemon. The exit code of
+an adopted daemon is unknown. The monitor assumes a normal end if the daemon removed its control socket.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
 REFUSED_S_MAX = 2.0  # a daemon that fails this soon after its first start will fail again
 NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000
+LOG_CHECK_S = 60.0
 VARIABLE = "EDGERT_MONITOR"  # the monitor's process id, in its daemon's environment
 ADOPTED_S = 1.0  # the pause between two checks of an adopted daemon
 
@@ -52,6 +53,8 @@ class Monitor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
         signal.signal(signal.SIGCONT, lambda *_: self._awake.put(None))
+        signal.signal(signal.SIGALRM, lambda *_: shorten_log())
+        signal.setitimer(signal.ITIMER_REAL, LOG_CHECK_S, LOG_CHECK_S)
 
     def keep(self, adopted: int | None = None) -> int:
         """Start the daemon again and again, until a run ends normally or the first run fails at once.
@@ -68,7 +71,7 @@ class Monitor:
             self._backoff.started()
             code = self._run(command)
             refused = first and code > 0 and time.monotonic() - first_s < REFUSED_S_MAX
-            if code == 0 or refused:
+            if code == 0 or refused or self._other_daemon_runs():
                 return code  # the daemon has logged the reason
             first = False
             pause_s = self._backoff.failed()
@@ -76,7 +79,6 @@ class Monitor:
             self._pause(pause_s)
             if self._ending or not os.path.isdir(self._state):
                 return 0
-            shorten_log()
 
     def _pause(self, pause_s: float) -> None:
         """Wait for `pause_s` or a signal. Ignore an earlier SIGCONT; do not wait after an earlier SIGTERM."""
@@ -108,6 +110,14 @@ class Monitor:
         from edgert.state_dir import StateDir  # rarely needed, and half as large as all other imports of the monitor
 
         return self._ending or not StateDir(Path(self._state)).control_socket.exists()
+
+    def _other_daemon_runs(self) -> bool:
+        """Return whether another process has locked the pid file. It has its own monitor or service manager."""
+        from edgert.durable import is_locked  # rarely needed
+
+        with contextlib.suppress(OSError):
+            return is_locked(Path(self._state) / "edgertd.pid")
+        return False
 
     def _end(self) -> None:
         self._ending = True
@@ -162,7 +172,7 @@ def _words(path: Path) -> list[bytes]:
 
 
 def shorten_log() -> None:
-    """Empty the log if it is too long: a model that keeps failing must not fill the disk."""
+    """Empty the log if it is too long, so that failures and warnings do not fill the disk."""
     try:
         if os.fstat(2).st_size > LOG_BYTES_MAX:
             os.ftruncate(2, 0)  # all processes open the log for appending, so they continue at its new end

@@ -77,7 +77,7 @@ class Supervisor:
         self._acceptor = Acceptor(self._config.serving, self._selector, self._route, clock)
         limit_mb = self._config.serving.memory_mb
         sizes = LearnedSizes(state.learned)
-        self._starter = WorkerStarter(lambda: len(state.model_names()) >= FORKED_MODELS_MIN)
+        self._starter = WorkerStarter(self._has_several_models)
         self._budget = MemoryBudget(limit_mb, sizes, self._services, clock, lambda: self._starter.forks)
         self._turns = LoadTurns(self._services, self._budget, clock)
         self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
@@ -237,6 +237,12 @@ class Supervisor:
         if model not in self._services and model not in self._state.model_names():
             raise ModelNotFound(f"unknown model {model[:80]!r}: install a bundle of it first (edgertd install)")
         return self._service(model)
+
+    def _has_several_models(self) -> bool:
+        try:
+            return len(self._state.model_names()) >= FORKED_MODELS_MIN
+        except OSError:  # a faulty disk is no reason to stop serving
+            return False
 
     def _service(self, model: str) -> ModelService:
         if model not in self._services:

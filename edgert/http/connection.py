@@ -136,7 +136,8 @@ class HttpConnection:
             return memoryview(request.parts[0] if len(request.parts) == 1 else b"".join(request.parts))
         self._place.due_s = self._clock()
         self._place.note_progress(request.body_bytes, self._clock())
-        if request.headers.get("expect", "").lower() == "100-continue" and not request.parts:
+        expects = request.version == "1.1" and request.headers.get("expect", "").lower() == "100-continue"
+        if expects and not request.parts:
             self._check_size(int(request.headers.get("content-length", 0)))
             self._sock.sendall(_CONTINUE)
         if "content-length" in request.headers:

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def forward(state: StateDir, config: DeviceConfig, boot: str, stop: Stop) -> None:
-    """Forward until `stop` is set. Raises ConfigInvalid, and StorageFailed if the spool cannot be opened."""
+    """Forward until `stop` is set. Raises ConfigInvalid."""
     follow = config.follow
     following = {"channel": follow.channel, "channel_tags": ",".join(follow.tags)} if follow.registry else {}
     # The units and the scale define the meaning of this device's numbers for subscribers.

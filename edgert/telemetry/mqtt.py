@@ -204,8 +204,10 @@ class Connection:
         """Subscribe, and wait for the broker's consent. Raises BrokerRefused or BrokerUnreachable."""
         assert self._client is not None
         code, message_id = self._client.subscribe([(topic_filter, qos) for topic_filter in topic_filters])
+        if code != paho.MQTT_ERR_SUCCESS:
+            raise self._gone(code)
         gives_up_at = time.monotonic() + CONNECT_TIMEOUT_S
-        while code == paho.MQTT_ERR_SUCCESS and message_id not in self._granted:
+        while message_id not in self._granted:
             if time.monotonic() > gives_up_at:
                 raise BrokerUnreachable(
                     f"the broker {self._settings.address} did not answer SUBSCRIBE; try again, or check its log"

@@ -86,7 +86,11 @@ class SpoolStats:
 
 
 class Spool:
-    """The spool file in one process. Every method raises StorageFailed on a disk error."""
+    """The spool file in one process.
+
+    Every method raises StorageFailed on a disk error. If the file cannot be opened, the next call of a method tries
+    again.
+    """
 
     def __init__(
         self,
@@ -102,7 +106,7 @@ class Spool:
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
         self._inode = _NO_INODE
-        with self._lock, self._translated():
+        with self._lock, contextlib.suppress(sqlite3.Error, OSError):
             self._reopen(suspect=False)
 
     def append(self, stream: str, topic: str, fields: Fields, qos: int, kind: str) -> int:

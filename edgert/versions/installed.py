@@ -15,6 +15,8 @@ from edgert.engines import LocalArtifact
 from edgert.errors import BundleCorrupt, EdgeRTError, ModelNotFound
 from edgert.versions.slot_store import SlotStore
 
+TRIED_CHARS_MAX = 2000  # an engine's error may contain the whole log of a compiler
+
 T = TypeVar("T")
 
 
@@ -70,7 +72,7 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
 
 @dataclass(frozen=True)
 class Working(Generic[T]):
-    """The first artifact that works, the result of `use`, and the errors of the earlier artifacts."""
+    """The first artifact that works, the result of `use`, and the start of each earlier error."""
 
     artifact: ArtifactEntry
     value: T
@@ -87,7 +89,7 @@ def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], 
         try:
             return Working(artifact, use(artifact), tuple(tried))
         except EdgeRTError as error:
-            tried.append(f"{artifact.id}: {error.message}")
+            tried.append(f"{artifact.id}: {error.message[:TRIED_CHARS_MAX]}")
             failure = error
             if strict:
                 break

@@ -10,7 +10,6 @@ import numpy as np
 
 from edgert.checks import golden_samples as golden
 from edgert.config import DeviceConfig
-from edgert.errors import EdgeRTError
 from edgert.log import log
 from edgert.protocol import wire
 from edgert.state_dir import StateDir
@@ -48,7 +47,7 @@ class WorkerParts:
         shadows: The comparisons that are on.
         recorder: The recorder for requests of apps.
         probes: The recorder for requests of checks, which telemetry counts separately.
-        reporter: The thread that reports; None if the spool cannot be opened.
+        reporter: The thread that reports.
         areas: The shared memory of all clients.
     """
 
@@ -61,7 +60,7 @@ class WorkerParts:
     shadows: tuple[Shadow, ...]
     recorder: WindowRecorder
     probes: WindowRecorder
-    reporter: Reporter | None
+    reporter: Reporter
     areas: AreaBudget
     sessions: Sessions
     connections: Connections
@@ -75,8 +74,7 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
 
     def notify(event: str, fields: Mapping[str, float]) -> None:
         log(f"{name}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
-        if reporter is not None:  # assigned below, before the shadow starts
-            reporter.event(event, **fields)
+        reporter.event(event, **fields)  # assigned below, before the shadow starts
 
     batcher = _batcher(model, config)
     cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
@@ -212,34 +210,28 @@ def _reporter(
     recorder: WindowRecorder,
     facts: Callable[[], Mapping[str, object]],
     window_ended: Callable[[], None],
-) -> Reporter | None:
-    """Return the thread that reports; None if the spool cannot be opened.
-
-    A full disk must not stop serving.
+) -> Reporter:
+    """Return the thread that reports.
 
     The thread calls `window_ended` once per window, to release the memory of large runs: their clients may be silent
     now.
     """
-    try:
-        return Reporter(
-            recorder,
-            Spool(state.spool, log=log),
-            ReporterSettings(
-                Topics(config.site, config.device),
-                boot,
-                release_id(model.version.manifest.release),
-                config.serving.window_s,
-            ),
-            alarms=Alarms.of(
-                config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
-            ),
-            facts=facts,
-            window_ended=window_ended,
-            log=log,
-        )
-    except EdgeRTError as error:
-        log(f"telemetry: no reports are written: {error.message}")
-        return None
+    return Reporter(
+        recorder,
+        Spool(state.spool, log=log),
+        ReporterSettings(
+            Topics(config.site, config.device),
+            boot,
+            release_id(model.version.manifest.release),
+            config.serving.window_s,
+        ),
+        alarms=Alarms.of(
+            config.alarms, config.model(model.version.manifest.model).p95_ms, config.serving.worker_mb_max
+        ),
+        facts=facts,
+        window_ended=window_ended,
+        log=log,
+    )
 
 
 def _facts(probes: WindowRecorder, shadow: Shadow | None, near: NearCache | None) -> dict[str, object]:

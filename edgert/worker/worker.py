@@ -109,11 +109,10 @@ class Worker:
             shadow.start()
         parts.connections.start()
         reporter = parts.reporter
-        if reporter is not None:
-            reporter.alarms_changed = lambda: _send(end, {"op": "alarms", "names": reporter.alarms})
-            reporter.start()
-            if parts.model.degraded:
-                reporter.event("degraded", reason="; ".join(parts.model.tried)[:500])
+        reporter.alarms_changed = lambda: _send(end, {"op": "alarms", "names": reporter.alarms})
+        reporter.start()
+        if parts.model.degraded:
+            reporter.event("degraded", reason="; ".join(parts.model.tried)[:500])
         _send(end, {"op": "ready", "loaded": to_json(self._loaded())})
 
     def attend(self, end: socket.socket) -> None:
@@ -150,8 +149,7 @@ class Worker:
         parts.connections.wait_until_gone(DRAIN_S)
         for shadow in parts.shadows:
             shadow.close()
-        if parts.reporter is not None:
-            parts.reporter.stop()
+        parts.reporter.stop()
         for session in (parts.model.session, *parts.model.more_sessions, *parts.model.reactor_sessions):
             session.close()
 
@@ -220,7 +218,7 @@ class Worker:
             cache=parts.cache.status(),
             near=None if parts.near is None else parts.near.status(),
             shadow=None if parts.shadow is None else parts.shadow.status(),
-            alarms=() if parts.reporter is None else parts.reporter.alarms,
+            alarms=parts.reporter.alarms,
             requests=parts.recorder.snapshot(),
             shared_bytes=parts.areas.reserved_bytes,
             sessions=parts.sessions.count,

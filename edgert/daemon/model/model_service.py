@@ -36,10 +36,13 @@ from edgert.daemon.workers.watchdog import Watchdog
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.daemon.workers.worker_set import StartWorker, WorkerSet
 from edgert.errors import (
+    ConfigInvalid,
     DeviceError,
     EdgeRTError,
     EngineFailed,
+    EngineMissing,
     HealthCheckFailed,
+    NotCompatible,
     Overloaded,
     TransitionRefused,
     Unavailable,
@@ -54,6 +57,8 @@ from edgert.worker_link.load_order import LoadOrder
 
 # The states that are alarms.
 ALARMING = frozenset({ModelState.DEGRADED, ModelState.RESTARTING, ModelState.QUARANTINED, ModelState.FAILED})
+# Faults of config.toml or of the installed packages. Both may have changed since the install of the version.
+DEVICE_FAULTS = (ConfigInvalid, NotCompatible, EngineMissing)
 
 Settled = Callable[[EdgeRTError | None], None]
 
@@ -180,7 +185,8 @@ class ModelService:
         if (was_loading or self.trial.watches(worker)) and self.trial.is_of(worker.version):
             self._roll_back(worker.version, fault)
         else:
-            self._crashed(worker.version, fault, served_s=worker.served_s(self._clock()))
+            served_s = worker.served_s(self._clock())
+            self._crashed(worker.version, fault, served_s=served_s, blamed=not isinstance(fault, DEVICE_FAULTS))
 
     def tick(self) -> None:
         """Call `tick` of each part."""

@@ -82,6 +82,7 @@ class TrialWatch:
         """Request figures if they are due. If the worker has sent no figures for too long, the trial fails."""
         if self.over or now_s < self._due_s:
             return
+        self._received_s += now_s - self._due_s  # if the tick is late, the daemon was delayed, not the worker
         self._due_s = now_s + self._period_s
         if now_s < self._ends_s:
             self._due_s = min(self._due_s, self._ends_s)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import resource
 import selectors
 import socket
 import struct
@@ -25,6 +26,7 @@ from edgert.protocol.frame_buffer import FrameBuffer
 
 HELLO_S_MAX = 5.0
 PENDING_MAX = 256
+PENDING_SHARE = 4  # pending connections take at most one in four of the process's descriptors
 ACCEPTS_MAX = 64  # accepts per turn of the loop
 ACCEPTS_PER_S_MAX = 2000.0
 BURST_MAX = 512  # accepts at once without the rate limit, because a model's clients reconnect together after a swap
@@ -108,14 +110,11 @@ class Acceptor:
         self._paused, self._resume_at_s = listener, self._clock() + pause_s
 
     def _add(self, pending: _PendingHello) -> None:
-        if len(self._pending) >= PENDING_MAX:
+        most = min(PENDING_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // PENDING_SHARE)
+        if len(self._pending) >= most:
             oldest = next(iter(self._pending.values()))
-            self._drop(
-                oldest,
-                Overloaded(
-                    f"{PENDING_MAX} connections, the limit, have sent no hello: connect again", retry_after_s=0.5
-                ),
-            )
+            message = f"{most} connections, the limit, have sent no hello: connect again"
+            self._drop(oldest, Overloaded(message, retry_after_s=0.5))
         self._pending[pending.sock] = pending
         self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._receive_more(pending))
 

@@ -6,14 +6,16 @@ import contextlib
 import json
 import selectors
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgert.errors import EdgeRTError, ProtocolError
+from edgert.errors import DeviceError, EdgeRTError, ProtocolError
 from edgert.protocol.control import LINE_BYTES_MAX, error_answer
 
 CONTROL_S_MAX = 5.0  # the longest time from the connection to the complete request
+ACCEPT_PAUSE_S = 0.05  # the pause if the process is out of descriptors or memory
 
 
 @dataclass(eq=False)
@@ -51,7 +53,10 @@ class ControlServer:
         """Accept one connection."""
         try:
             sock, _ = listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # the process is out of descriptors or memory: the queue waits
+            time.sleep(ACCEPT_PAUSE_S)
             return
         sock.setblocking(False)
         client = ControlClient(sock, self._clock() + CONTROL_S_MAX)
@@ -84,6 +89,9 @@ class ControlServer:
             self._handle(client, json.loads(client.data))
         except EdgeRTError as error:
             client.reply(error_answer(error))
+        except OSError as error:  # the process is out of descriptors, or the disk is faulty
+            where = f"{error.filename}: " if error.filename else ""
+            client.reply(error_answer(DeviceError(f"{where}{error.strerror or error}; try again")))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             client.reply(error_answer(ProtocolError(f"not a control request: {type(error).__name__}")))
 

@@ -12,13 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from edgert.daemon.monitor import has_lost_its_monitor
+from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 # Like `python -m edgert.daemon.monitor`, but each daemon counts as stable as soon as it starts.
 KEEP = "import sys; from edgert.daemon.monitor import Monitor; sys.exit(Monitor(sys.argv[1], stable_s=0.0).keep())"
 # A monitor whose pause before the next start is longer than any test.
 PAUSING = f"from edgert.daemon import monitor; monitor.PAUSE_S_MIN = monitor.PAUSE_S_MAX = 3600.0; {KEEP}"
+
+# A monitor whose daemon runs for ever.
+WAITING = """
+import signal, sys
+from edgert.daemon import monitor
+monitor.LOG_CHECK_S = 0.01
+monitor.Monitor(sys.argv[1])
+while True:
+    signal.pause()
+"""
 
 # A monitor that gets SIGTERM at each of the first calls in its pause.
 TOLD_AT_EACH_CALL = f"""
@@ -83,6 +93,17 @@ def test_a_monitor_that_is_told_to_end_also_ends_the_daemon(device: Device, moni
     monitor.terminate()
     assert monitor.wait(WAIT_S_MAX) == 0
     assert device.daemon_pid() is None
+
+
+def test_a_monitor_ends_if_the_daemon_of_another_monitor_runs(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+    """Two starts at the same time start two monitors. The second one would start a daemon after each stop."""
+    slow = f"from edgert.daemon import monitor; monitor.REFUSED_S_MAX = 0.0; {KEEP}"  # a slow device
+    second = subprocess.Popen([sys.executable, "-c", slow, os.fspath(device.state.root)])
+    try:
+        assert second.wait(WAIT_S_MAX) > 0
+    finally:
+        second.kill()
+    assert monitor.poll() is None
 
 
 def test_a_daemon_whose_monitor_was_killed_is_adopted_by_the_next_start(
@@ -187,3 +208,15 @@ def test_a_monitor_ends_after_the_removal_of_the_state_folder(device: Device, mo
     os.kill(pid, signal.SIGKILL)
     assert monitor.wait(WAIT_S_MAX) == 0
     device.prepare()
+
+
+def test_a_log_that_grows_while_the_daemon_runs_is_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "edgertd.log"
+    with path.open("ab") as log:
+        log.truncate(LOG_BYTES_MAX + 1)
+        process = subprocess.Popen([sys.executable, "-c", WAITING, os.fspath(tmp_path)], stderr=log)
+        try:
+            wait_until(lambda: path.stat().st_size == 0, "the log is empty")
+        finally:
+            process.kill()
+            process.wait()

@@ -114,6 +114,13 @@ def test_an_error_of_the_handler_leaves_the_connection_usable() -> None:
     assert data.endswith(b"ok")
 
 
+def test_a_client_with_http_1_0_gets_no_interim_answer() -> None:
+    with served() as sock:
+        sock.sendall(HEAD.replace(b"1.1", b"1.0") + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        sock.sendall(b"ok")
+        assert all_of(sock).startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

@@ -162,6 +162,14 @@ def test_the_reason_with_which_a_broker_ends_a_connection_is_reported() -> None:
             serve()
 
 
+def test_a_broker_that_has_gone_did_not_refuse_the_subscription() -> None:
+    with answered_by(b"\x20\x03\x00\x00\x00") as (connection, broker):
+        broker.close()
+        connection.publish("a", b"", 1)
+        with pytest.raises(BrokerUnreachable, match="is gone"):
+            connection.subscribe(("hint",), 1)
+
+
 def test_a_client_that_another_client_with_the_same_id_replaced_names_this_cause(broker: Broker) -> None:
     first, second = Connection(broker.settings, "pi"), Connection(broker.settings, "pi")
     first.open()

@@ -243,9 +243,15 @@ def test_a_spool_that_an_older_program_left_without_its_usage_is_repaired(path: 
     assert spool.stats().rows == 2
 
 
-def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_spool_that_cannot_be_opened_says_so_at_each_use_until_it_works(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "telemetry.db"
+    spool = Spool(path)
     with pytest.raises(StorageFailed, match="folder"):
-        Spool(tmp_path / "nowhere" / "telemetry.db")
+        add(spool)
+    path.parent.mkdir()
+    add(spool)
+    assert spool.stats().rows == 1
+    assert not spool.stats().lost
 
 
 def test_a_payload_that_cannot_be_built_leaves_no_message(path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from edgert.bundle.manifest import ArtifactEntry
 from edgert.config import read_config
 from edgert.errors import BundleCorrupt, EngineFailed, ModelNotFound
+from edgert.typed_json import TEXT_LENGTH_MAX
 from edgert.versions.install import install
-from edgert.versions.installed import InstalledVersion, check_files, first_working, load_live
+from edgert.versions.installed import TRIED_CHARS_MAX, InstalledVersion, check_files, first_working, load_live
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device
 
@@ -61,6 +62,16 @@ def test_the_next_artifact_is_used_if_the_preferred_one_fails_unless_strict_forb
     assert (working.artifact.id, working.tried) == ("null", ("preferred: preferred does not load",))
     with pytest.raises(EngineFailed, match="preferred does not load"):
         first_working(version, use, strict=True)
+
+
+def test_the_error_of_an_earlier_artifact_is_short_enough_for_every_message(version: InstalledVersion) -> None:
+    def use(artifact: ArtifactEntry) -> None:
+        if artifact.id == "preferred":
+            raise EngineFailed("x" * TEXT_LENGTH_MAX)
+
+    (tried,) = first_working(version, use).tried
+    assert tried.startswith("preferred: xxx")
+    assert len(tried) <= len("preferred: ") + TRIED_CHARS_MAX
 
 
 def test_the_last_failure_is_raised_if_no_artifact_works(version: InstalledVersion) -> None:

@@ -18,12 +18,22 @@ from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTA
 from edgert.daemon.model.slot_writer import BUSY_RETRY_S, STORAGE_RETRY_S
 from edgert.daemon.workers.worker_process import LOAD_S_MAX
 from edgert.daemon.workers.worker_set import STUCK_S
-from edgert.errors import EdgeRTError, ModelNotFound, Overloaded, ShuttingDown, Unavailable
+from edgert.errors import (
+    ConfigInvalid,
+    EdgeRTError,
+    EngineMissing,
+    ModelNotFound,
+    NotCompatible,
+    Overloaded,
+    ShuttingDown,
+    Unavailable,
+)
 from edgert.protocol.hello import HelloFlags
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotEvent, Slots, SlotState, TrialEnd, Version, step
 from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, TrialLimits
+from edgert.worker_link import link
 from edgert.worker_link.load_order import LoadOrder
 from tests.support.stand_ins.workers import FakeWorker, connected, figures_message, ready_message
 
@@ -201,6 +211,24 @@ def test_a_good_version_that_keeps_crashing_is_replaced_by_the_version_before(wo
         world.wait(max(RESTART_PAUSES_S))
     assert "rolled_back" in world.names()
     assert (world.loaded().version, world.service.state) == (OLD, "ready")
+
+
+@pytest.mark.parametrize(
+    "fault", [ConfigInvalid("not TOML"), NotCompatible("this device is a pi4"), EngineMissing("not installed")]
+)
+def test_a_good_version_is_not_replaced_for_a_fault_of_the_configuration_or_of_the_runtime(
+    world: World, fault: EdgeRTError
+) -> None:
+    world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
+    for _ in range(CRASHES_MAX):
+        world.service.handle_message(world.workers[-1], link.failure_message(fault))
+        world.service.handle_end(world.workers[-1])
+        world.wait(RESTART_PAUSES_S[-1])
+    live, status = world.store.read().live, world.service.status()
+    assert (live and live.digest, world.service.state, status.fault) == ("new", "restarting", fault.message)
+    world.wait(QUARANTINE_PAUSES_S[0])
+    world.loaded()
+    assert (world.service.state, world.service.status().fault) == ("ready", None)
 
 
 def test_a_version_on_trial_that_does_not_load_is_rolled_back_at_once(world: World) -> None:

@@ -48,6 +48,17 @@ def test_a_worker_that_reports_no_figures_fails(worker: FakeWorker) -> None:
     assert "reported no figures" in watch.finding.message
 
 
+def test_a_pause_of_the_daemon_is_not_a_silence_of_the_worker(worker: FakeWorker) -> None:
+    watch = a_watch(worker)
+    watch.tick(1.0)
+    watch.handle_message(figures(), 1.0)
+    watch.tick(2 * SILENT_S_MAX)  # a slow disk or a paused container
+    assert watch.phase is TrialPhase.WATCHING
+    assert worker.asked() == ["figures"] * 2
+    watch.handle_message(figures(), 2 * SILENT_S_MAX)
+    assert watch.phase is TrialPhase.WATCHING
+
+
 def test_a_watch_is_held_if_its_limits_hold_at_the_end(worker: FakeWorker) -> None:
     watch = a_watch(worker, p99_ms=8.0)
     watch.handle_message(figures(requests=REQUESTS_MIN, p99_ms=9.0), 30.0)

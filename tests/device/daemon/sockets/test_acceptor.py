@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import resource
 import selectors
 import socket
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from edgert.daemon.sockets.acceptor import (
     HELLO_S_MAX,
     KEPT_HELLOS_MAX,
     PENDING_MAX,
+    PENDING_SHARE,
     Acceptor,
 )
 from edgert.protocol import wire
@@ -174,3 +177,19 @@ def test_a_flood_is_accepted_at_a_limited_rate(world: World) -> None:
     world.turn()
     world.turn()
     assert len(world.routed) == BURST_MAX + 1
+
+
+def test_silent_connections_leave_descriptors_for_the_daemon(world: World) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = PENDING_SHARE * (len(os.listdir("/proc/self/fd")) + 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        clients = [world.connect() for _ in range(few // PENDING_SHARE + 1)]
+        for _ in range(len(clients) // ACCEPTS_MAX + 1):
+            world.turn()
+        assert b"have sent no hello" in clients[0].recv(4096)
+        world.connect(wire.json_frame(wire.HELLO, HELLO)).close()
+        world.turn()
+        assert world.routed == [HELLO]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import selectors
 import socket
@@ -29,6 +30,8 @@ class World:
     def _obey(self, client: ControlClient, request: dict[str, Any]) -> None:
         if request["op"] == "refuse":
             raise ModelNotFound("there is none")
+        if request["op"] == "list":
+            raise OSError(errno.EMFILE, "Too many open files", "/state/models")
         client.reply({"ok": request})
 
     def turn(self) -> None:
@@ -85,3 +88,11 @@ def test_the_server_waits_for_the_rest_of_a_line_until_a_deadline(world: World) 
         world.turn()
         assert client.recv(10) == b""
         assert world.server.due_s() is None
+
+
+def test_a_command_that_finds_no_free_descriptor_is_refused_and_the_daemon_continues(world: World) -> None:
+    with world.sent(b'{"op": "list"}\n') as client:
+        error = json.loads(client.recv(4096))["error"]
+    assert error["message"] == "/state/models: Too many open files; try again"
+    with world.sent(b'{"op": "status"}\n') as client:
+        assert json.loads(client.recv(4096)) == {"ok": {"op": "status"}}
