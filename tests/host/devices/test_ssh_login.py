@@ -238,6 +238,10 @@ def test_keys_of_an_agent_are_used(
     device = replace(board.device(), identity="")
     with pytest.raises(LoginRefused, match="ssh-add"):
         says(replace(device, identity=str(locked)))
+    old = tmp_path / "old"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-m", "PEM", "-N", "secret", "-f", old], check=True)
+    with pytest.raises(LoginRefused, match="ssh-add"):
+        says(replace(device, identity=str(old)))
     with subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL) as agent:
         try:
             monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))

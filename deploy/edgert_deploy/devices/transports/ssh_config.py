@@ -79,6 +79,13 @@ def login_keys(settings: Any, identity: str) -> dict[str, Any]:
     return {**keys, "key_filename": private, **({} if first is None else {"pkey": first})}
 
 
+def has_locked_pem(files: list[str]) -> bool:
+    """Return whether one of the files is a private key in the old PEM format with a passphrase."""
+    with contextlib.suppress(OSError):  # an unreadable file is the cause of another error
+        return any(b"\nProc-Type: 4,ENCRYPTED" in _head(Path(file)) for file in files)
+    return False
+
+
 def agent(settings: Any) -> paramiko.Agent:
     """Return the agent of the setting IdentityAgent, else the agent of $SSH_AUTH_SOCK.
 
@@ -119,9 +126,9 @@ def _path(text: str) -> Path:
 
 
 def _identity_key(path: Path) -> paramiko.PKey | None:
-    """Return the key in the file; None if it has a passphrase, or if its kind is unknown. Raises ConfigInvalid.
+    """Return the key in the file; None if it has a passphrase, or if its kind is unknown.
 
-    Only the server knows whether it accepts the key.
+    Only the server knows whether it accepts the key. Raises ConfigInvalid.
     """
     if not path.is_file():
         raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
@@ -139,7 +146,7 @@ def _identity_key(path: Path) -> paramiko.PKey | None:
 
 @lru_cache(maxsize=KEYS_MAX)  # to read a long RSA key takes a second, and many devices have the same identity
 def _private_key(path: Path, changed_ns: tuple[int, ...]) -> paramiko.PKey | None:
-    """Return the key in the file, with the certificate beside it; `changed_ns` has the times of both files."""
+    """Return the key with the certificate beside it. `changed_ns` has the times of both files."""
     try:
         return paramiko.PKey.from_path(path)
     except (TypeError, UnsupportedAlgorithm, UnknownKeyType):  # TypeError: an encrypted key. The agent may have it
