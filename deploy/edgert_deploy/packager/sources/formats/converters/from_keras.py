@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def known_reason(error: Exception) -> str:
-    """Return the reason and the next step for an own class, and for a file of Keras 2; "" for other errors."""
+    """Return the reason and the next step for an own class and for a file of Keras 2, else ""."""
     text = " ".join(str(error).split())
     if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
         return (
