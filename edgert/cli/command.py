@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -138,6 +139,8 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     stop_reporting()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or a pipe may have an encoding without some characters
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python sets it for stderr
     try:
         code = command.main(words, prog_name=command.name, standalone_mode=False)
         if sys.stdout is not None:  # None if the caller closed it: `>&-`

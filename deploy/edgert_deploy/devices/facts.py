@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgert.engines import ENGINES
@@ -223,10 +223,13 @@ def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
     return reasons
 
 
-def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, local: bool) -> DeviceProfile:
+def pick_profile(
+    profiles: Sequence[DeviceProfile], facts: MachineFacts, *, local: bool, own: Collection[str] = ()
+) -> DeviceProfile:
     """Return the profile that names this machine, else the generic profile, else the only fitting profile.
 
-    Raises ConfigInvalid with the reasons if none fits, and with the candidates if several fit.
+    Of profiles that fit equally, those whose names are in `own` count. Raises ConfigInvalid with the reasons if none
+    fits, and with the candidates if several fit.
     """
     if facts.lacks_glibc:
         raise ConfigInvalid(f"this machine ({facts.distribution or 'an unknown Linux'}) {NO_GLIBC}")
@@ -236,11 +239,12 @@ def pick_profile(profiles: Sequence[DeviceProfile], facts: MachineFacts, *, loca
     most = max((_likeness(p, facts) for p in fitting), default=0)
     named = [p for p in fitting if most and _likeness(p, facts) == most]
     generic = [p for p in fitting if p.name.startswith("generic-")]
-    for candidates in (named, generic, fitting):
-        if len(candidates) == 1:
-            return candidates[0]
-    if fitting:
-        names = ", ".join(p.name for p in fitting)
+    candidates = named or generic or fitting
+    candidates = [p for p in candidates if p.name in own] or candidates
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        names = ", ".join(p.name for p in candidates)
         raise ConfigInvalid(f"several profiles fit {describe(facts)}: {names}. Choose one with --profile")
     why = {p.name: misfits(p, facts) for p in profiles if local or p.name != LOCAL_PROFILE}
     near = {p.name: why[p.name] for p in profiles if p.name in why and _is_near(p, facts)}

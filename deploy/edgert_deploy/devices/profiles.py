@@ -15,6 +15,9 @@ from edgert.typed_json import Closed
 
 PROFILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 PRECISIONS = ("auto", "int8", "fp16", "fp32")
+_HERE = Path(__file__).resolve().parent
+# The last folder is the repository's: an editable install has no packaged profiles.
+_SHIPPED = (_HERE / "shipped", _HERE.parents[2] / "devices")
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,17 @@ def list_profiles(profiles_dir: Path | None = None) -> list[DeviceProfile]:
     return [_checked(paths[name]) for name in sorted(paths)]
 
 
+def own_profiles(profiles_dir: Path | None = None) -> frozenset[str]:
+    """Return the names of the user's own profiles: those in `profiles_dir` and in ./profiles."""
+    return frozenset(
+        path.stem for folder in _folders(profiles_dir) if folder not in _SHIPPED for path in folder.glob("*.toml")
+    )
+
+
 def _folders(profiles_dir: Path | None) -> Iterator[Path]:
     if profiles_dir is not None and not profiles_dir.is_dir():
         raise ConfigInvalid(f"{profiles_dir} is not a folder: give the folder of your profiles")
-    here = Path(__file__).resolve().parent
-    # The last folder is the repository's: an editable install has no packaged profiles.
-    for folder in (profiles_dir, Path("profiles"), here / "shipped", here.parents[2] / "devices"):
+    for folder in (profiles_dir, Path("profiles"), *_SHIPPED):
         if folder is not None and folder.is_dir():
             yield folder
 

@@ -90,7 +90,10 @@ def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Ou
     except EdgeRTError as error:
         outcome = _failed(device, error)
     except OSError as error:  # about a file on this host, such as a delta that another command removed from the cache
-        outcome = _failed(device, StorageFailed(f"{error.filename or device.name}: {error.strerror or error}"))
+        cause = f"{error.filename or device.name}: {error.strerror or error} (on this host)"
+        outcome = _failed(
+            device, StorageFailed(f"{cause}; mend this, then deploy again; {_if_on_trial(request, device)}")
+        )
     if outcome.error is not None:
         progress(f"{outcome.result.value} [{outcome.error.code}]")
     return replace(outcome, seconds=round(time.monotonic() - begun, 3))
@@ -98,15 +101,8 @@ def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Ou
 
 def abandoned(request: DeployRequest, device: Device) -> Outcome:
     """Return the outcome of a deployment that the user abandoned before its end."""
-    manifest = request.offer.manifest
-    return _failed(
-        device,
-        Interrupted(
-            f"abandoned in the middle: if release {manifest.release} of {manifest.model} is on trial on {device.name}, "
-            f"the device decides: {_trial_end(request)}; see the result with: edgert status {device.name}"
-        ),
-        Result.ABANDONED,
-    )
+    text = f"abandoned in the middle: {_if_on_trial(request, device)}"
+    return _failed(device, Interrupted(text), Result.ABANDONED)
 
 
 class _Deployment:
@@ -256,6 +252,15 @@ def _failed(device: Device, error: EdgeRTError, result: Result = Result.FAILED) 
     elif isinstance(error, Interrupted) and result is Result.FAILED:
         result = Result.STOPPED
     return Outcome(device.name, result, error=ErrorText.of(error))
+
+
+def _if_on_trial(request: DeployRequest, device: Device) -> str:
+    """Return a text about a device on which the release may be on trial."""
+    manifest = request.offer.manifest
+    return (
+        f"if release {manifest.release} of {manifest.model} is on trial on {device.name}, the device decides: "
+        f"{_trial_end(request)}; see the result with: edgert status {device.name}"
+    )
 
 
 def _trial_end(request: DeployRequest) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import subprocess
@@ -284,6 +285,18 @@ def test_a_broken_pipe_to_a_device_is_reported(capfd: pytest.CaptureFixture[str]
 
     assert main_with_errors(group, ["send"]) == 4
     assert capfd.readouterr().err == "error: Broken pipe\n"
+
+
+def test_a_character_that_the_terminal_lacks_does_not_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "latin-1"))
+
+    @click.command()
+    def names() -> None:
+        click.echo("Küche → 1")
+
+    assert main_with_errors(names, []) == 0
+    assert written.getvalue() == "Küche \\u2192 1\n".encode("latin-1")
 
 
 def test_progress_that_cannot_be_printed_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

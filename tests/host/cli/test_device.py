@@ -150,7 +150,9 @@ def test_a_machine_is_probed_and_its_profile_is_recorded_only_on_request(
     assert len(inventory.devices()) == 2
     assert edgert(*address, "--save")[0] == 2
     assert main(["device", "probe", "board"]) == 0
-    assert f"profile      {board['profile']}" in capfd.readouterr().out
+    shown = capfd.readouterr().out
+    assert f"profile      {board['profile']}" in shown
+    assert "matches less well" in shown, "profiles that are not chosen, although nothing excludes them"
 
 
 def test_without_a_fingerprint_and_without_a_terminal_no_device_is_added(

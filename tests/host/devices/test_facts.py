@@ -92,6 +92,14 @@ def test_if_several_profiles_fit_the_error_names_them() -> None:
         pick_profile(without_generic, replace(PI_4, model="Some Board", memory_mb=9000), local=False)
 
 
+def test_an_own_profile_that_matches_as_well_as_a_shipped_one_counts() -> None:
+    shipped = load_profile("raspberry-pi-4", ROOT / "devices")
+    own = replace(shipped, name="my-pi-4")
+    assert pick_profile([own, *PROFILES], PI_4, local=False, own={"my-pi-4"}) is own
+    with pytest.raises(ConfigInvalid, match=r"memory: my-pi-4, raspberry-pi-4\. Choose"):  # not the generic profile
+        pick_profile([own, *PROFILES], PI_4, local=False)
+
+
 def test_a_profile_of_two_gigabytes_fits_a_board_with_slightly_less_memory() -> None:
     two = load_profile("raspberry-pi-4", ROOT / "devices")
     assert misfits(two, replace(PI_4, memory_mb=1845)) == {}

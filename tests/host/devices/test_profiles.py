@@ -14,7 +14,7 @@ pytest.importorskip("onnx")
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.wheelhouse import WheelTarget
-from edgert_deploy.devices.profiles import list_profiles, load_profile
+from edgert_deploy.devices.profiles import list_profiles, load_profile, own_profiles
 from edgert_deploy.packager.builders import BUILDERS
 
 if sys.version_info >= (3, 11):
@@ -105,6 +105,7 @@ def test_the_list_has_the_profiles_of_the_user_and_the_shipped_profiles(
     listed = list_profiles()
     assert [profile.name for profile in listed] == sorted(["box", *NAMES])
     assert {profile.name for profile in listed if profile.description == "A box"} == {"box", "intel-nuc"}
+    assert own_profiles() == {"box", "intel-nuc"}
 
 
 @pytest.mark.parametrize(

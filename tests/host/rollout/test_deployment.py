@@ -5,6 +5,7 @@ The device is simulated at the transport seam, with the transition table of real
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,21 @@ def test_the_error_of_a_link_that_dies_during_the_trial_says_that_the_trial_ends
     assert error.code == "device.unreachable"
     assert "ends by itself after 60 s" in error.message
     assert device.slots.state is SlotState.TRIAL
+
+
+def test_an_error_of_this_host_during_the_trial_gives_the_next_step(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, RELEASE_1)
+
+    def before(verb: str) -> None:
+        if verb == "check":
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    device.before = before
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert "board: Too many open files (on this host); mend this, then deploy again" in error.message
+    assert "ends by itself after 60 s" in error.message
+    assert "edgert status board" in error.message
 
 
 def test_a_deployment_continues_where_an_earlier_deployment_was_cut_off(bundle: Path, key: SigningKey) -> None:

@@ -122,7 +122,7 @@ def test_a_file_that_vanishes_on_this_host_fails_one_deployment(
     ended = fleet.go_on()
     assert (ended.state, ended.left) == (RolloutState.DONE, ["d1"])
     (error,) = filter(None, ended.errors)
-    assert error.message == "/cache/delta: No such file or directory"
+    assert error.message.startswith("/cache/delta: No such file or directory (on this host)")
 
 
 def test_a_rollout_continues_where_its_host_died_in_a_wave(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
 from edgert_deploy.devices.facts import describe, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device, Inventory, refuse_same_machine
-from edgert_deploy.devices.profiles import list_profiles, load_profile
+from edgert_deploy.devices.profiles import list_profiles, load_profile, own_profiles
 from edgert_deploy.devices.transports import open_transport
 
 
@@ -164,7 +164,7 @@ def _completed(
     if local := not draft.kind.needs_runtime:
         facts = local_facts(facts)
     if profile_name is None:
-        profile = pick_profile(list_profiles(profiles_dir), facts, local=local)
+        profile = pick_profile(list_profiles(profiles_dir), facts, local=local, own=own_profiles(profiles_dir))
     else:
         profile = load_profile(profile_name, profiles_dir)
         for reason in misfits(profile, facts).values():

@@ -17,7 +17,7 @@ from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, Selector
 from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.profiles import DeviceProfile, list_profiles
+from edgert_deploy.devices.profiles import DeviceProfile, list_profiles, own_profiles
 from edgert_deploy.devices.selector import SELECTED_BY
 from edgert_deploy.devices.transports import Transport
 
@@ -84,8 +84,8 @@ def probe_(
         devices = [pinned(draft, wanted, jump_fingerprint)]  # a device that is not in the inventory
     else:
         devices = inventory.select(selector)
-    profiles = list_profiles(profiles_dir)
-    results = run_on_each(devices, lambda device, transport: _ask(device, transport, profiles))
+    profiles, own = list_profiles(profiles_dir), own_profiles(profiles_dir)
+    results = run_on_each(devices, lambda device, transport: _ask(device, transport, profiles, own))
     changed = {
         name: found.profile
         for name, found in results.good
@@ -102,14 +102,14 @@ def probe_(
     results.show(text, as_json, code=ConfigInvalid.exit_code if unfit else 0, saved=saved)
 
 
-def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile]) -> _Found:
+def _ask(device: Device, transport: Transport, profiles: list[DeviceProfile], own: frozenset[str]) -> _Found:
     local = not device.kind.needs_runtime
     facts = probe(transport, device.name, device.python)
     facts = local_facts(facts) if local else facts
     misses = {p.name: tuple(misfits(p, facts).values()) for p in profiles if local or p.name != LOCAL_PROFILE}
     profile, reason = None, ""
     try:
-        profile = pick_profile(profiles, facts, local=local).name
+        profile = pick_profile(profiles, facts, local=local, own=own).name
     except ConfigInvalid as error:
         fitting = [name for name, reasons in misses.items() if not reasons]
         several = f"several profiles fit: {', '.join(fitting)}; choose one with --profile of edgert device add or set"
@@ -124,7 +124,11 @@ def _text(name: str, found: _Found) -> str:
     engines = ", ".join(f"{name} {release}" for name, release in sorted(facts.engines.items()))
     other = found.in_inventory not in (None, found.profile)
     recorded = f"; the inventory has {found.in_inventory}" if other else ""
-    misses = [f"    {each.profile} {', '.join(each.misses)}" for each in found.profiles if each.misses]
+    misses = [
+        f"    {each.profile} {', '.join(each.misses) or 'matches less well'}"
+        for each in found.profiles
+        if each.misses or found.profile not in (None, each.profile)
+    ]
     return "\n".join(
         [
             f"{name}: {facts.model or 'an unnamed machine'}",

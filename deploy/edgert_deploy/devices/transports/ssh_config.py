@@ -12,6 +12,7 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from edgert.errors import ConfigInvalid
 
 INCLUDES_MAX = 64
 CONFIG_BYTES_MAX = 1024**2
+KEYS_MAX = 64
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+)")
 _NEVER = "Host !*"
 _UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko takes these as true
@@ -61,20 +63,27 @@ def read_ssh_config() -> SSHConfig:
 
 def login_keys(settings: Any, identity: str) -> dict[str, Any]:
     """Return paramiko's options for the login. Missing key files of ~/.ssh/config are ignored."""
-    if identity:
-        _check_identity(_path(identity))
+    own = _identity_key(_path(identity)) if identity else None
     named = [identity, *settings.get("identityfile", [])] if identity else settings.get("identityfile", [])
     files = [str(path) for path in map(_path, named) if path.is_file()]
-    keys: dict[str, Any] = {"key_filename": [file for file in files if not file.endswith(".pub")]}
-    if certified := _certified(keys["key_filename"], settings.get("certificatefile", "")):
-        keys["pkey"] = certified
-    if settings.get("identitiesonly", "no").lower() != "yes":
-        return keys
-    # Servers refuse a login after a few wrong keys. So offer only these keys, and use the agent if it holds one of
-    # them.
-    if not certified and (agent_key := _key_in_agent(agent(settings), files)):
-        keys["pkey"] = agent_key
-    return {**keys, "allow_agent": False, "look_for_keys": False}
+    private = [file for file in files if not file.endswith(".pub")]
+    first = _certified(private, settings.get("certificatefile", ""))
+    keys: dict[str, Any] = {}
+    if settings.get("identitiesonly", "no").lower() == "yes":
+        # Servers refuse a login after a few wrong keys. So offer only these keys, and use the agent if it holds one of
+        # them.
+        first = first or _key_in_agent(agent(settings), files)
+        keys = {"allow_agent": False, "look_for_keys": False}
+    if first is None and own is not None:
+        first, private = own, [file for file in private if file != str(_path(identity))]
+    return {**keys, "key_filename": private, **({} if first is None else {"pkey": first})}
+
+
+def has_locked_pem(files: list[str]) -> bool:
+    """Return whether one of the files is a private key in the old PEM format with a passphrase."""
+    with contextlib.suppress(OSError):  # an unreadable file is the cause of another error
+        return any(b"\nProc-Type: 4,ENCRYPTED" in _head(Path(file)) for file in files)
+    return False
 
 
 def agent(settings: Any) -> paramiko.Agent:
@@ -116,36 +125,45 @@ def _path(text: str) -> Path:
     return Path(os.path.expandvars(os.path.expanduser(text)))
 
 
-def _check_identity(path: Path) -> None:
-    """Raise ConfigInvalid if the file is not a private key.
+def _identity_key(path: Path) -> paramiko.PKey | None:
+    """Return the key in the file; None if it has a passphrase, or if its kind is unknown.
 
-    Only the server knows whether it accepts the key.
+    Only the server knows whether it accepts the key. Raises ConfigInvalid.
     """
     if not path.is_file():
         raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
     try:
-        with path.open("rb") as file:
-            head = file.read(_KEY_HEAD_BYTES)
+        head = _head(path)
     except OSError as error:
         raise ConfigInvalid(f"identity {path} cannot be read: {error.strerror}") from error
     if b"PRIVATE KEY" in head:
-        # For an encrypted key, paramiko raises TypeError. The agent may have the passphrase.
-        with contextlib.suppress(TypeError, UnsupportedAlgorithm, UnknownKeyType):
-            try:
-                paramiko.PKey.from_path(path)
-            except (ValueError, OSError) as error:
-                raise ConfigInvalid(f"identity {path} is damaged: copy or make the key again") from error
-            # The key is valid, but paramiko cannot read the format PKCS#8. It also misreads every second ECDSA key that
-            # has no comment. ssh-keygen rewrites the file in OpenSSH's format when it sets a comment.
-            except paramiko.SSHException as error:
-                raise ConfigInvalid(
-                    f"identity {path} has a format that EdgeRT cannot read; convert it: "
-                    f"ssh-keygen -c -C edgert -f {path}"
-                ) from error
-        return
+        files = (path, Path(f"{path}-cert.pub"))
+        return _private_key(path, tuple(file.stat().st_mtime_ns for file in files if file.exists()))
     private = path.with_suffix("")
     hint = f": give {private}" if path.suffix == ".pub" and private.is_file() else ": give the private key's path"
     raise ConfigInvalid(f"identity {path} is {'a public' if path.suffix == '.pub' else 'no private'} key{hint}")
+
+
+@lru_cache(maxsize=KEYS_MAX)  # to read a long RSA key takes a second, and many devices have the same identity
+def _private_key(path: Path, changed_ns: tuple[int, ...]) -> paramiko.PKey | None:
+    """Return the key with the certificate beside it. `changed_ns` has the times of both files."""
+    try:
+        return paramiko.PKey.from_path(path)
+    except (TypeError, UnsupportedAlgorithm, UnknownKeyType):  # TypeError: an encrypted key. The agent may have it
+        return None
+    except (ValueError, OSError) as error:
+        raise ConfigInvalid(f"identity {path} is damaged: copy or make the key again") from error
+    # The key is valid, but paramiko cannot read the format PKCS#8. It also misreads every second ECDSA key that has no
+    # comment. ssh-keygen rewrites the file in OpenSSH's format when it sets a comment.
+    except paramiko.SSHException as error:
+        raise ConfigInvalid(
+            f"identity {path} has a format that EdgeRT cannot read; convert it: ssh-keygen -c -C edgert -f {path}"
+        ) from error
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_KEY_HEAD_BYTES)
 
 
 def _key_in_agent(by: paramiko.Agent, files: list[str]) -> paramiko.PKey | None:

@@ -11,6 +11,7 @@ from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 _NO_GREETING = "Error reading SSH protocol banner"
 _REFUSED = "Authentication failed."
+_LOCKED = "Private key file is encrypted"
 _NO_KEY = "No authentication methods available"
 _LINK_LOST = "transport shut down or saw EOF"  # the connection ended in the middle of the login
 _LATE_ANSWER = "Authentication timeout"  # the device hangs, or the link is dead
@@ -21,19 +22,20 @@ class SecondFactorNeeded(paramiko.AuthenticationException):  # type: ignore[misc
     """The server accepts a key and requires a second factor."""
 
 
-def refusal(error: BaseException, *, encrypted: bool, connected: bool = False) -> str | None:
+def refusal(error: BaseException, *, encrypted: bool, connected: bool = False, locked: bool = False) -> str | None:
     """Return why the server refuses the login, and the next step; None if it does not refuse the login.
 
     Args:
         error: An error of paramiko or of the socket.
         encrypted: Whether the key exchange was complete when the error came.
         connected: Whether the connection is still up.
+        locked: Whether a named key in the old PEM format has a passphrase.
     """
+    if encrypted and connected and type(error) is paramiko.SSHException and _NO_KEY not in str(error):
+        # If the server refuses an RSA or ECDSA key, or if such a key in PEM format has a passphrase, paramiko reads the
+        # key again as a key of another kind. Then paramiko reports only the error of this second reading.
+        error = paramiko.PasswordRequiredException(_LOCKED) if locked else paramiko.AuthenticationException(_REFUSED)
     text = str(error)
-    if encrypted and connected and type(error) is paramiko.SSHException and _NO_KEY not in text:
-        # If the server refuses an RSA or ECDSA key, paramiko reads the key again as a key of another kind. Then
-        # paramiko reports only the error of this second reading.
-        text, error = _REFUSED, paramiko.AuthenticationException(_REFUSED)
     if encrypted and _NO_SESSION in text:
         return (
             "it ended the connection after several keys. Offer one key: --identity FILE, or IdentityFile with "

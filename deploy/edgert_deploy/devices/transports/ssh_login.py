@@ -33,7 +33,7 @@ from edgert.backoff import doubling
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
 from edgert.printable import endpoint
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
-from edgert_deploy.devices.transports.ssh_config import agent, login_keys, read_ssh_config
+from edgert_deploy.devices.transports.ssh_config import agent, has_locked_pem, login_keys, read_ssh_config
 from edgert_deploy.devices.transports.ssh_errors import SecondFactorNeeded, reason, refusal
 
 # paramiko also logs the errors that it raises. Without a handler, Python would print each error with its traceback.
@@ -269,7 +269,9 @@ def _translated(hop: _Hop) -> Iterator[None]:
     except (OSError, EOFError, paramiko.SSHException) as error:
         transport = hop.connection.client.get_transport()
         encrypted = transport is not None and transport.initial_kex_done
-        refused = refusal(error, encrypted=encrypted, connected=encrypted and transport.is_active())
+        connected = encrypted and transport.is_active()
+        locked = has_locked_pem(hop.connection.connect_kwargs["key_filename"])
+        refused = refusal(error, encrypted=encrypted, connected=connected, locked=locked)
         if refused is not None:
             user = hop.connection.user
             raise LoginRefused(f"{hop.label} refuses the login of {user}: {refused}") from error

@@ -8,9 +8,9 @@ again. So each removal changes the table `forgotten`, and a writer reads that ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -23,6 +23,7 @@ KEEP_HOURS_H = 400 * 24
 SIZE_BYTES_MAX = 20 * 10**9
 FORGOTTEN_AT_ONCE = 5_000  # the maximum number of owners of each kind that one call removes
 REMEMBERED_MAX = 200_000
+PRUNE_S_MAX = 20.0  # the recorder writes no reports in this time
 _TRIMMED_AT_ONCE = 0.1
 _OWNERS = ((schema.stream_heard, schema.stream), (schema.group_heard, schema.group))
 
@@ -66,29 +67,39 @@ class LastHours:
         self._stored.update({(table.name, owner): hour for owner, hour in later.items()})
 
 
-def prune(connection: sa.Connection, retention: Retention, now_ms: int) -> int:
+def prune(
+    connection: sa.Connection, retention: Retention, now_ms: int, clock: Callable[[], float] = time.monotonic
+) -> int:
     """Remove old rows, owners without recent reports, and the oldest windows of a file that is too large.
 
-    Returns the number of removed rows.
+    One statement removes an hour at most, so it does not exceed the time limit of PostgreSQL. After PRUNE_S_MAX, the
+    function leaves the rest to the next call. Returns the number of removed rows.
     """
-    hour = now_ms // MINUTE_MS // HOUR_MIN
-    limits = [
-        (schema.hist_window, schema.hist_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
-        (schema.metrics_window, schema.metrics_window.c.minute, (hour - retention.windows_h) * HOUR_MIN),
-        *_merged_limits(schema.group_minute, (hour - retention.minutes_h) * HOUR_MIN),
-        *_merged_limits(schema.group_hour, hour - retention.hours_h),
-        *_merged_limits(schema.stream_hour, hour - retention.hours_h),
-        (schema.gap, schema.gap.c.until_minute, (hour - retention.hours_h) * HOUR_MIN),
-        (schema.event, schema.event.c.at_ms, (hour - retention.hours_h) * HOUR_MIN * MINUTE_MS),
-    ]
-    removed = sum(connection.execute(table.delete().where(column < least)).rowcount for table, column, least in limits)
+    hour, ends_at, removed = now_ms // MINUTE_MS // HOUR_MIN, clock() + PRUNE_S_MAX, 0
+    windows, minutes, hours = (hour - kept for kept in (retention.windows_h, retention.minutes_h, retention.hours_h))
+    for column, per_hour, before in (
+        (schema.hist_window.c.minute, HOUR_MIN, windows),
+        (schema.metrics_window.c.minute, HOUR_MIN, windows),
+        *((table.c.time_bin, HOUR_MIN, minutes) for table in _with_stages(schema.group_minute)),
+        *((table.c.time_bin, 1, hours) for table in _with_stages(schema.group_hour)),
+        *((table.c.time_bin, 1, hours) for table in _with_stages(schema.stream_hour)),
+        (schema.gap.c.until_minute, HOUR_MIN, hours),
+        (schema.event.c.at_ms, HOUR_MIN * MINUTE_MS, hours),
+    ):
+        old = column < before * per_hour
+        # The search begins behind the removed rows, because PostgreSQL would read these rows again.
+        while (first := connection.scalar(sa.select(sa.func.min(column)).where(old))) is not None:
+            if clock() > ends_at:
+                return removed
+            piece = sa.and_(old, column >= first, column < first + per_hour)
+            removed += connection.execute(column.table.delete().where(piece)).rowcount
+            old = sa.and_(column < before * per_hour, column >= first + per_hour)
     removed += forget(connection, hour, max(retention.windows_h, retention.minutes_h, retention.hours_h))
     return removed + _shrink(connection, retention.size_bytes_max)
 
 
-def _merged_limits(table: sa.Table, least: int) -> list[tuple[sa.Table, sa.Column[Any], int]]:
-    stages = schema.STAGES[table.name]
-    return [(table, table.c.time_bin, least), (stages, stages.c.time_bin, least)]
+def _with_stages(table: sa.Table) -> tuple[sa.Table, sa.Table]:
+    return table, schema.STAGES[table.name]
 
 
 def forget(connection: sa.Connection, now_hour: int, kept_h: int, at_once: int = FORGOTTEN_AT_ONCE) -> int:

@@ -265,7 +265,11 @@ def _channels(spec: TensorSpec, layout: str) -> int:
 
 
 def _labels(path: Path) -> tuple[str, ...]:
-    labels = tuple(line.strip() for line in read_text(path, FILE_BYTES_MAX).splitlines() if line.strip())
+    labels = tuple(line.strip() for line in read_text(path, FILE_BYTES_MAX).rstrip().splitlines())
+    if "" in labels:
+        raise ConfigInvalid(
+            f"{path}: line {labels.index('') + 1} is empty, and each line names a class: name the class, or remove the line"
+        )
     if not 1 <= len(labels) <= LABELS_MAX:
         raise ConfigInvalid(f"{path} has {len(labels)} labels; give 1 to {LABELS_MAX}, one per line")
     return labels

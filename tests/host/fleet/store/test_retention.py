@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 from edgert_deploy.cli.fleet.record import record as record_command
-from edgert_deploy.fleet.store import database, schema
+from edgert_deploy.fleet.store import database, retention, schema
 from edgert_deploy.fleet.store.query import Answer
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.retention import Retention, forget, size_bytes
@@ -76,6 +77,19 @@ def test_only_rows_of_devices_that_are_silent_beyond_the_retention_are_removed(u
     counts = {answer.group["device"]: answer.latency.count for answer in ask(url, 1, ("device",))}
     assert counts == {"pi-1": 10, "pi-3": 7, "pi-4": 6}
     assert ask(url, 1, ("version",), version="r0")[0].latency.count == 7
+
+
+def test_a_removal_that_takes_long_is_continued_by_the_next_call(url: str) -> None:
+    """One statement for all rows would exceed the time limit of PostgreSQL, after each later call as well."""
+    pi = Pi("pi-1")
+    for days in (0, 4, 5, 6):
+        record(url, pi.window(NOW_MS - days * DAY_MS - 1, [1.0] * 10), now_ms=NOW_MS - days * DAY_MS)
+    clock = itertools.count(0.0, retention.PRUNE_S_MAX * 0.4)  # time is over at the third statement
+    store = Store(url)
+    with store._transaction() as connection:
+        assert [retention.prune(connection, Retention(), NOW_MS, clock.__next__) for _ in range(4)] == [2, 2, 2, 0]
+    store.close()
+    assert [ask(url, 24 * days)[0].latency.count for days in (3, 7)] == [10, 40]
 
 
 def test_each_turn_removes_a_limited_number_of_rows_and_the_next_turn_continues(url: str) -> None:

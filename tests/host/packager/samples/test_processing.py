@@ -83,9 +83,17 @@ def test_the_error_about_a_wrong_preprocess_lists_the_valid_values(name: str, sa
 
 
 def test_labels_belong_to_the_output_that_they_fit(tmp_path: Path) -> None:
-    (tmp_path / "labels.txt").write_text("cat\n\n dog \n")
+    (tmp_path / "labels.txt").write_text("cat\n dog \n\n")
     classify = read_classify(tmp_path / "labels.txt", SOURCE)
     assert (classify.output, classify.labels) == ("scores", ("cat", "dog"))
+
+
+def test_an_empty_line_between_labels_is_refused(tmp_path: Path) -> None:
+    """Without the line, the labels below it would belong to other classes: here, the output would have objectness."""
+    (tmp_path / "labels.txt").write_text("cat\n\ndog\nbird\n")
+    model = source((-1, 3, 8, 8), ("output", (-1, 8, 100)))
+    with pytest.raises(ConfigInvalid, match="line 2 is empty"):
+        read_postprocess(Path("yolo"), model, tmp_path / "labels.txt")
 
 
 def test_labels_fit_the_integers_of_a_quantized_classifier(tmp_path: Path) -> None:

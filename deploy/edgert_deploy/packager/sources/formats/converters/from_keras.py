@@ -38,17 +38,17 @@ def main() -> int:
         keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
         _name_outputs(proto.graph, outputs)
     except Exception as error:  # noqa: BLE001 - two frameworks raise any class
-        reason = reason_of(error) + _advice(signature)
-        print(reason, file=sys.stderr)
-        return 3 if reason == _plain(error) else 5
+        known, lengths = known_reason(error), _lengths_advice(signature)
+        print((known or short(error)) + lengths, file=sys.stderr)
+        return 5 if known or lengths else 3
     del kept
     with open(request["out"], "wb") as file:
         file.write(proto.SerializeToString(deterministic=True))
     return 0
 
 
-def reason_of(error: Exception) -> str:
-    """Return the error on one line. Add the next step for an own class, and for a file of Keras 2."""
+def known_reason(error: Exception) -> str:
+    """Return the reason and the next step for an own class and for a file of Keras 2, else ""."""
     text = " ".join(str(error).split())
     if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
         return (
@@ -60,14 +60,15 @@ def reason_of(error: Exception) -> str:
             f"Keras 3 does not know {old[2]} of the layer {old[1]}, which Keras 2 wrote. Load the file with Keras 2 "
             "(pip install tf_keras), save it with model.export('folder'), and build that folder"
         )
-    return _plain(error)
+    return ""
 
 
-def _plain(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """Return the error on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
 
 
-def _advice(signature: list[Any]) -> str:
+def _lengths_advice(signature: list[Any]) -> str:
     """Return advice if an input leaves an axis other than the batch open; otherwise an empty text."""
     for spec in signature:
         axes = list(spec.shape)

@@ -10,6 +10,10 @@ from typing import Any
 OPSET_OF_EXPORT, OPSET_OF_SCRIPT = 18, 17
 
 
+class InputsNeeded(Exception):
+    """The command names other inputs than the module has. The text gives the next step."""
+
+
 def main() -> int:
     request = json.loads(sys.argv[1])
     try:
@@ -27,9 +31,12 @@ def main() -> int:
     except ModuleNotFoundError as error:
         print(f"missing: {error.name}", file=sys.stderr)
         return 4
+    except InputsNeeded as error:
+        print(error, file=sys.stderr)
+        return 5
     except Exception as error:  # noqa: BLE001 - the exporters raise any class
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", file=sys.stderr)
-        return 5 if "--input NAME" in str(error) else 3
+        return 3
     return 0
 
 
@@ -44,7 +51,7 @@ def _of_script(torch: Any, path: str, inputs: dict[str, Any], out: str) -> None:
     module = torch.jit.load(path, map_location="cpu").eval()
     names = [argument.name for argument in module.forward.schema.arguments[1:]]
     if set(names) != set(inputs):
-        raise ValueError(
+        raise InputsNeeded(
             "TorchScript does not hold the shapes of its inputs; give each shape with --input NAME=1,3,224,224 or "
             f"NAME=int64:1,128 (its inputs: {', '.join(names)}; given: {', '.join(inputs) or 'none'})"
         )

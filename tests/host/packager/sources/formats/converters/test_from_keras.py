@@ -16,7 +16,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, reason_of
+from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, known_reason, short
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
@@ -42,7 +42,8 @@ def test_values_that_tensorflow_captured_become_constants_and_not_inputs(tmp_pat
 
 def test_the_reason_of_a_failed_conversion_is_short() -> None:
     message = "<class 'Sequential'> could not be deserialized. config={} Exception encountered: Could not locate class 'Scale'. "
-    assert reason_of(TypeError(message)).startswith("Scale is not a part of Keras")
+    assert known_reason(TypeError(message)).startswith("Scale is not a part of Keras")
     old = "config={} Exception encountered: Unrecognized keyword arguments passed to DepthwiseConv2D: {'groups': 1}"
-    assert reason_of(TypeError(old)).startswith("Keras 3 does not know {'groups': 1} of the layer DepthwiseConv2D")
-    assert reason_of(ValueError("one\ntwo " + 400 * "x")) == "ValueError: " + 300 * "x"
+    assert known_reason(TypeError(old)).startswith("Keras 3 does not know {'groups': 1} of the layer DepthwiseConv2D")
+    unknown = ValueError("one\ntwo " + 400 * "x")
+    assert (known_reason(unknown), short(unknown)) == ("", "ValueError: " + 300 * "x")
