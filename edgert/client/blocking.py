@@ -290,4 +290,4 @@ class Session:
         if self._end_reason or not before.conversation.moved:
             raise session_ended(self._end_reason or SESSION_UNANSWERED)
         self._connection = self._client._connected(self._model, deadline, share=True, session=True)
-        self._connection.send_resume(before.conversation.resume)
+        self._connection.send_resume(before.conversation.resume, deadline)
