@@ -213,6 +213,11 @@ def test_answers_of_nan_do_not_pass_if_fp32_finds_no_object() -> None:
     (judgement,) = judged(boxes, logits)
     assert judgement.score([boxes, logits], [boxes, logits]) == 1.0
     assert judgement.score([boxes, np.full_like(logits, np.nan)], [boxes, logits]) == 0.0
+    empty = yolo()
+    empty[:, 4:] = 0
+    (judgement,) = judged(empty, detect=Detect("out0"), image_size=(320, 320))
+    assert judgement.score([empty], [empty]) == 1.0
+    assert judgement.score([np.full_like(empty, np.nan)], [empty]) == 0.0
 
 
 def grid(objectness: int = 0, classes: int = 8, images: int = 6, side: int = 16) -> Array:
