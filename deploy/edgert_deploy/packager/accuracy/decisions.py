@@ -16,6 +16,7 @@ import numpy as np
 from edgert.bundle.rules import Ctc, Detect
 from edgert.processing.answers.classify import softmax
 from edgert.processing.answers.ctc import by_step
+from edgert.processing.answers.detect import candidates
 from edgert_deploy.packager.accuracy.fp32_agreement import (
     MAP_THRESHOLDS,
     SCORE_MIN,
@@ -63,12 +64,14 @@ class Judgement:
         outputs: The names of the outputs.
         score: The function that returns the score, 0 to 1, for the artifact's answers and FP32's answers.
         share: The function that returns the share of right decisions in each sample. None if samples have no shares.
+        finds_nothing: Whether FP32 finds no object in any sample. Then the score compares nothing.
     """
 
     name: str
     outputs: tuple[str, ...]
     score: Score
     share: Callable[[Outputs, Outputs], Array] | None = None
+    finds_nothing: bool = False
 
 
 def judgements(reference: Reference) -> tuple[Judgement, ...]:
@@ -248,11 +251,12 @@ def _are_embeddings(reference: Array) -> bool:
     return float(mean @ mean) < ALIKE_MAX  # the mean cosine of all pairs
 
 
-def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgement:
+def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int], reference: Outputs) -> Judgement:
     def score(answers: Outputs, reference: Outputs) -> float:
         return box_agreement(rule, [answers[i] for i in chosen], [reference[i] for i in chosen], size)
 
-    return Judgement("boxes", rule.outputs, score)
+    found = (candidates(rule, [reference[i][row] for i in chosen], size) for row in range(len(reference[0])))
+    return Judgement("boxes", rule.outputs, score, finds_nothing=not any(len(scores) for _, scores, _ in found))
 
 
 def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Sequence[int]) -> Judgement | None:
@@ -262,7 +266,8 @@ def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Seq
     """
     names = [spec.name for spec in reference.specs]
     if (rule := reference.detect) is not None:
-        return _boxes(rule, [names.index(name) for name in rule.outputs], reference.image_size or ANYWHERE)
+        chosen = [names.index(name) for name in rule.outputs]
+        return _boxes(rule, chosen, reference.image_size or ANYWHERE, reference.answers)
     if inputs and all(len(shape) != IMAGE_RANK for shape in inputs):
         return None
     return _recognized_detector(names, reference.answers, left)
@@ -318,14 +323,15 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores.max(axis=2) >= SCORE_MIN]
     if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
-        return _boxes(rule, chosen, ANYWHERE)
+        return _boxes(rule, chosen, ANYWHERE, reference)
     background = _background(scores)
 
     def score(answers: Outputs, reference: Outputs) -> float:
         got, want = (_parts(rule, [outputs[i] for i in chosen], background) for outputs in (answers, reference))
         return anchor_agreement(*got, *want)
 
-    return Judgement("anchors", rule.outputs, score)
+    objects = _parts(rule, [reference[i] for i in chosen], background)[1] >= SCORE_MIN
+    return Judgement("anchors", rule.outputs, score, finds_nothing=not objects.any())
 
 
 def _background(scores: Array) -> int | None:
