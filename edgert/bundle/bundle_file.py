@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO
 
 from edgert.bundle.envelope import ENVELOPE_NAME, Envelope, parse_envelope, sign
@@ -124,6 +126,8 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError as error:
+        raise BundleCorrupt(f"cannot open bundle {path}: {_refusal(path.absolute())}") from error
     except OSError as error:
         raise BundleCorrupt(f"cannot open bundle {path}: {error.strerror}; give the .edgert file") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -133,6 +137,20 @@ def open_bundle(path: Path, trusted: tuple[PublicKey, ...] | None) -> Iterator[B
         with _naming(path):
             bundle = _open(path, file, trusted)
         yield bundle
+
+
+def _refusal(path: Path) -> str:
+    """Return why this user may not read `path`, and what to do. Commands of root act as another user."""
+    uid = os.geteuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    for folder in reversed(path.parents):
+        if not os.access(folder, os.X_OK):
+            advice = f"move the bundle to a folder that this user may enter: mv {quote(str(path))} /var/tmp/"
+            return f"user {user} may not enter {folder}; {advice}"
+    return f"user {user} may not read it; allow it: chmod o+r {quote(str(path))}"
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from edgert.versions.claims import under_claim
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(dir_okay=False, path_type=Path))
+# readable=False: click's own message would not name the user.
+@click.argument("bundle", type=click.Path(dir_okay=False, readable=False, path_type=Path))
 @claim_option
 @json_option
 @click.pass_obj

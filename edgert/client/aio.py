@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from edgert.client.aio_connection import Connection, Pool
-from edgert.client.base import BaseClient, CallOptions, Priority, SessionOptions, request_flags
+from edgert.client.base import BaseClient, CallOptions, Priority, SessionOptions, check_model, request_flags
 from edgert.client.conversation import Outputs, Retry, session_lost
 from edgert.client.model_interface import Inputs
 from edgert.errors import RequestError, SessionLost, WorkerLost
@@ -136,6 +136,7 @@ class AsyncClient(BaseClient):
 
     def _pool(self, model: str) -> Pool:
         self._check_open()
+        check_model(model)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._move_to(loop)

@@ -76,6 +76,12 @@ def check_timeout(timeout_s: float) -> None:
     raise RequestError(f"timeout_s is {timeout_s!r}; give seconds, 0 or more, or math.inf to wait for ever")
 
 
+def check_model(model: str) -> None:
+    """Raise RequestError unless the name of a model is a string."""
+    if not isinstance(model, str):
+        raise RequestError(f"the name of the model is {repr(model)[:80]}; give a str (models() lists the names)")
+
+
 def request_flags(cache: bool, priority: str) -> int:
     """Return the flags of an INFER frame. Raises RequestError."""
     flags = 0 if cache else wire.FLAG_NO_CACHE

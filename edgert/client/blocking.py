@@ -15,7 +15,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from edgert.client.base import IDLE_CONNECTIONS_MAX, BaseClient, CallOptions, Priority, SessionOptions, request_flags
+from edgert.client.base import (
+    IDLE_CONNECTIONS_MAX,
+    BaseClient,
+    CallOptions,
+    Priority,
+    SessionOptions,
+    check_model,
+    request_flags,
+)
 from edgert.client.blocking_connection import Connection
 from edgert.client.conversation import (
     SESSION_CLOSED,
@@ -109,6 +117,7 @@ class Client(BaseClient):
 
         Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
+        check_model(model)
         flags = request_flags(cache, priority)
         timeout_s = self.timeout_s if timeout_s is None else self.timeout_of(timeout_s)
         deadline = time.monotonic() + timeout_s
@@ -142,6 +151,7 @@ class Client(BaseClient):
         and the values that the next window needs. Raises Overloaded (too many sessions), RequestError (the model has no
         memory to keep), Unavailable, DeadlineExceeded.
         """
+        check_model(model)
         deadline = time.monotonic() + self.timeout_s
         return Session(self, self._connected(model, deadline, share=True, session=True), model)
 
@@ -153,6 +163,7 @@ class Client(BaseClient):
 
     def metadata(self, model: str) -> dict[str, Any]:
         """Return the description of `model`: release, inputs, outputs, labels."""
+        check_model(model)
         connection = self._connected(model, time.monotonic() + self.timeout_s)
         if self._closed or len(self._idle[model]) >= IDLE_CONNECTIONS_MAX:
             connection.close()
@@ -279,4 +290,4 @@ class Session:
         if self._end_reason or not before.conversation.moved:
             raise session_ended(self._end_reason or SESSION_UNANSWERED)
         self._connection = self._client._connected(self._model, deadline, share=True, session=True)
-        self._connection.send_resume(before.conversation.resume)
+        self._connection.send_resume(before.conversation.resume, deadline)

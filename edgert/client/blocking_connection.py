@@ -10,7 +10,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from socket import MSG_DONTWAIT
 
 from edgert.client.conversation import RETRY_PAUSE_S, Conversation, Outputs, Retry, timeout_us
 from edgert.client.model_interface import Inputs
@@ -55,12 +57,9 @@ class Connection:
             self._set_timeout(timeout_s)
         conversation = self.conversation
         parts = conversation.request(inputs, flags, self._timeout_us, trace)
-        sock = self._sock
         try:
             try:
-                sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
-                if sent != conversation.size_bytes:  # a signal interrupted the call
-                    sock.sendall(b"".join(parts)[sent:])
+                self._send(parts, conversation.size_bytes, deadline)
             except BlockingIOError as error:
                 raise conversation.timed_out(sent=False) from error
             except OSError as error:
@@ -75,11 +74,11 @@ class Connection:
             raise event
         return event
 
-    def send_resume(self, frame: bytes) -> None:
+    def send_resume(self, frame: bytes, deadline: float) -> None:
         """Send a session's memory to the new worker. The worker answers only if it refuses the memory."""
         self.conversation.resume = frame  # until the worker sends a newer RESUME
         with contextlib.suppress(OSError):  # the next request reports the reason
-            self._sock.sendall(frame)
+            self._send((frame,), len(frame), deadline)
 
     def close(self) -> None:
         self.closed = True
@@ -105,6 +104,30 @@ class Connection:
         event = conversation.received(conversation.frames.feed(count) or self._receive(deadline))
         if isinstance(event, Exception):
             raise event
+
+    def _send(self, parts: Sequence[wire.Buffer], size_bytes: int, deadline: float) -> None:
+        """Send the `size_bytes` of `parts`. Raises BlockingIOError at the deadline.
+
+        A blocking send could exceed the deadline: each piece that the daemon reads, and each signal, restarts the
+        kernel's time-out.
+        """
+        sock = self._sock
+        try:
+            sent = sock.send(parts[0], MSG_DONTWAIT) if len(parts) == 1 else sock.sendmsg(parts, (), MSG_DONTWAIT)
+        except BlockingIOError:  # the daemon has not read the session's memory yet
+            sent = 0
+        if sent == size_bytes:
+            return
+        writable = select.poll()
+        writable.register(sock, select.POLLOUT)
+        for part in parts:
+            left = memoryview(part)[sent:]
+            sent = max(0, sent - len(part))
+            while left:
+                wait_s = min(WAIT_S_MAX, max(0.0, deadline - time.monotonic()))
+                if not writable.poll(math.ceil(wait_s * 1000)):
+                    raise BlockingIOError
+                left = left[sock.send(left, MSG_DONTWAIT) :]
 
     def _receive(self, deadline: float) -> wire.Frame:
         """Return the next frame. Raises DeadlineExceeded, or the reason why the connection ended.
@@ -145,10 +168,8 @@ class Connection:
         return event if isinstance(event, EdgeRTError) and not event.retryable else Retry()
 
     def _set_timeout(self, timeout_s: float) -> None:
-        """Set the time-out of each send and receive."""
+        """Set the time-out of each receive."""
         timeout_s = max(0.0, timeout_s)
         self._timeout_s, self._timeout_us = timeout_s, timeout_us(timeout_s)
         self._timeout_ms = math.ceil(min(WAIT_S_MAX, timeout_s) * 1000)
-        value = timeval(timeout_s)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(timeout_s))

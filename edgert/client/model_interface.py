@@ -53,8 +53,6 @@ class ModelInterface:
         elif 1 in (len(names), len(names_with_text)):
             specs = specs if len(names) == 1 else self._with_text
             given = [_array(inputs)]
-        elif not self.model:
-            raise RequestError("the request names no model: give a model's name instead of None (models() lists them)")
         else:
             raise RequestError(
                 f"model {self.model} takes inputs {names}, got one array: give a dict of arrays by these names"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.errors import ProtocolError
 from edgert.protocol import wire
 from edgert.tensors import DATATYPES, NUMPY_NAMES
 
@@ -39,8 +40,11 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def from_wire(tensor: wire.WireTensor) -> NDArray[Any]:
-    """Return a view of a received tensor; it is valid as long as the frame's buffer."""
-    return np.frombuffer(tensor.data, _DTYPES[tensor.datatype]).reshape(tensor.shape)
+    """Return a view of a received tensor; it is valid as long as the frame's buffer. Raises ProtocolError."""
+    try:
+        return np.frombuffer(tensor.data, _DTYPES[tensor.datatype]).reshape(tensor.shape)
+    except ValueError as error:  # one axis is 0, and the product of the others is above 2**63
+        raise ProtocolError(f"NumPy cannot hold the shape {list(tensor.shape)} of an empty tensor: {error}") from error
 
 
 def _describe(key: tuple[int, np.dtype[Any], tuple[int, ...]]) -> bytes:

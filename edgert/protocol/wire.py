@@ -25,6 +25,7 @@ ALIGNMENT = 64
 HELLO_BYTES_MAX = 4096
 META_BYTES_MAX = 1024**2
 TENSORS_MAX = 32
+AXIS_MAX = 2**32 - 1
 FRAME_BYTES_MAX = 64 * 1024**2
 
 HELLO, WELCOME, INFER, RESULT, ERROR, PING, PONG, MOVED, RESUME = range(1, 10)
@@ -106,9 +107,11 @@ def aligned(size_bytes: int) -> int:
 
 
 def descriptor(number: int, datatype: str, shape: Sequence[int], nbytes: int) -> bytes:
-    """Return the 64 bytes that describe one tensor. Raises ProtocolError for more than eight axes."""
+    """Return the 64 bytes that describe one tensor. Raises ProtocolError for too many or too long axes."""
     if len(shape) > MAX_RANK:
         raise ProtocolError(f"a tensor has {len(shape)} axes; at most {MAX_RANK} can be sent")
+    if max(shape, default=0) > AXIS_MAX:  # only an empty tensor can have such an axis
+        raise ProtocolError(f"a tensor has the shape {list(shape)}; an axis may have at most {AXIS_MAX} elements")
     dims = (*shape, *(0,) * (MAX_RANK - len(shape)))
     return DESCRIPTOR.pack(number, DATATYPE_CODES[datatype], len(shape), nbytes, *dims)
 

@@ -27,6 +27,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from edgert.bundle.expiry import time_text
 from edgert.config import BrokerLogin
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import endpoint
@@ -46,6 +47,7 @@ PACKET_BYTES_MAX = 1024 * 1024
 PACKET_BYTES_END = 2**28  # every MQTT packet is smaller
 TAKEN_OVER = "Session taken over"
 SOON_S = 10.0
+_BY_THE_CLOCK = (9, 10)  # OpenSSL's codes for a certificate that is not yet valid, or has expired
 # The reason of a broker's refusal -> the permission that is missing.
 _ALLOW = {
     "Retain not supported": "devices need retained messages: allow them there (mosquitto: retain_available true)",
@@ -389,8 +391,8 @@ class Connection:
 
 def _tls_advice(address: str, error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"the broker {address} has a certificate that is not trusted: {error.verify_message}; "
-            "give the authority that signed it (ca), and the host name in the certificate"
-        )
+        advice = "give the authority that signed it (ca), and the host name in the certificate"
+        if error.verify_code in _BY_THE_CLOCK:
+            advice = f"this machine's clock says {time_text(time.time())}: set it, or renew the certificate"
+        return f"the broker {address} has a certificate that is not trusted: {error.verify_message}; {advice}"
     return f"TLS with the broker {address} failed: {error}; check that this port speaks TLS (usually 8883)"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgert import AsyncClient, Client
@@ -32,6 +34,26 @@ def test_the_flags_follow_the_options_and_an_unknown_priority_is_refused() -> No
     assert request_flags(False, "high") == wire.FLAG_NO_CACHE | wire.FLAG_HIGH_PRIORITY
     with pytest.raises(RequestError, match="'urgent' is not known; give normal or high"):
         request_flags(True, "urgent")
+
+
+@pytest.mark.parametrize("model", [b"digits", ["digits"], None, 7])
+def test_a_model_whose_name_is_no_string_is_refused_before_a_connection(model: Any) -> None:
+    client, item = Client("/nowhere"), np.zeros((1, 4), np.float32)
+
+    async def open_session() -> None:
+        async with AsyncClient("/nowhere").session(model):
+            pass
+
+    for call in (
+        lambda: client.infer(model, item),
+        lambda: client.session(model),
+        lambda: client.metadata(model),
+        lambda: asyncio.run(AsyncClient("/nowhere").infer(model, item)),
+        lambda: asyncio.run(AsyncClient("/nowhere").metadata(model)),
+        lambda: asyncio.run(open_session()),
+    ):
+        with pytest.raises(RequestError, match=r"the name of the model is .*; give a str \(models"):
+            call()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgert import Client
 from edgert.errors import DaemonUnreachable, DeadlineExceeded
+from edgert.protocol import wire
 from tests.support.clients import ITEM, halted
 from tests.support.devices import Device, a_device
+from tests.support.stand_ins.false_daemon import WELCOME
 
 RUN_S = 0.05
 ASKING = """
@@ -54,8 +59,8 @@ def test_on_one_core_a_client_sleeps_until_its_answer_arrives(
     assert 0 < int(done.stdout) < 30
 
 
-@pytest.mark.parametrize("is_connected", [True, False])
-def test_a_periodic_signal_does_not_prolong_a_time_out(device: Device, is_connected: bool) -> None:
+@contextlib.contextmanager
+def periodic_signal() -> Iterator[list[None]]:
     ticks: list[None] = []
 
     def tick(*_: object) -> None:
@@ -65,16 +70,45 @@ def test_a_periodic_signal_does_not_prolong_a_time_out(device: Device, is_connec
     before = signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     try:
-        with Client(device.socket) as client:
-            if is_connected:
-                client.metadata("echo")
-            with halted(device):
-                ticks.clear()
-                with pytest.raises(DeadlineExceeded):
-                    client.infer("echo", ITEM, timeout_s=0.5, cache=False)
+        yield ticks
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_periodic_signal_does_not_prolong_a_time_out(device: Device, is_connected: bool) -> None:
+    with periodic_signal() as ticks, Client(device.socket) as client:
+        if is_connected:
+            client.metadata("echo")
+        with halted(device):
+            ticks.clear()
+            with pytest.raises(DeadlineExceeded):
+                client.infer("echo", ITEM, timeout_s=0.5, cache=False)
+
+
+def test_a_periodic_signal_does_not_prolong_the_sending_of_a_large_request(tmp_path: Path) -> None:
+    welcome = wire.json_frame(wire.WELCOME, {**json.loads(WELCOME), "frame_bytes_max": 2**30})
+    taken: list[socket.socket] = []
+
+    def greet() -> None:  # and then read nothing
+        taken.append(listener.accept()[0])
+        taken[0].recv(65536)
+        taken[0].sendall(welcome)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(tmp_path / "deaf.sock"))
+        listener.listen()
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with (
+            periodic_signal(),
+            Client(tmp_path / "deaf.sock", transport="socket") as client,
+            pytest.raises(DeadlineExceeded, match="did not accept the request in time"),
+        ):
+            client.infer("echo", np.zeros((1_000_000, 4), np.float32), timeout_s=0.5)
+        thread.join()
+        taken[0].close()
 
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e9])

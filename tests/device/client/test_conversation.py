@@ -96,6 +96,13 @@ def test_arrays_that_are_not_contiguous_are_sent_in_order() -> None:
             assert np.array_equal(values(received(talk.request(array, 0, 1)))[0], array)
 
 
+def test_an_empty_array_whose_axis_no_frame_can_state_is_refused() -> None:
+    talk = a_conversation([-1])
+    with pytest.raises(RequestError, match=r"shape \[0, 8589934592\]; an axis may have at most 4294967295 elements"):
+        talk.request(np.empty((0, 2**33), np.float32), 0, 1)
+    assert np.array_equal(values(received(talk.request(np.ones((1, 2), np.float32), 0, 1)))[0], [[1, 1]])
+
+
 def test_each_long_request_is_sent_through_shared_memory() -> None:
     made = SharedArea.create(1 << 20)
     assert made is not None

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import BundleCorrupt, EdgeRTError, Overloaded, ProtocolError, WorkerLost
 from edgert.protocol import wire
+from edgert.protocol.arrays import from_wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.tensors import DATATYPES
 
@@ -55,3 +56,9 @@ def test_the_bytes_of_the_protocol_page_are_those_that_are_sent() -> None:
     assert request[64:96].hex() == "000b0200000000000800000000000000" + "01000000020000000000000000000000"
     assert request[128:136].hex() == "0000803f00000040"
     assert len(request) == 192
+
+
+def test_an_empty_tensor_whose_shape_is_too_large_for_numpy_is_the_senders_fault() -> None:
+    shape = (0, wire.AXIS_MAX, wire.AXIS_MAX, 4)
+    with pytest.raises(ProtocolError, match="NumPy cannot hold the shape"):
+        from_wire(wire.WireTensor(0, "FP32", shape, memoryview(b"")))

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,18 @@ def test_the_refusal_of_a_login_without_a_user_name_asks_for_a_user_name(secured
 def test_a_certificate_of_an_unknown_authority_is_refused(secured: Broker) -> None:
     with pytest.raises(BrokerTlsFailed, match="not trusted"):
         Connection(replace(secured.settings, ca="")).open()
+
+
+def test_the_error_about_a_certificate_that_is_not_yet_valid_names_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of a board without a battery starts in 1970."""
+    monkeypatch.setattr("tests.support.servers.brokers.BEGUN", timedelta(days=-1))
+    with (
+        Broker.in_folder(tmp_path / "broker", secured=True) as early,
+        pytest.raises(BrokerTlsFailed, match=r"not yet valid; this machine's clock says 20.*Z: set it"),
+    ):
+        Connection(early.settings).open()
 
 
 def test_the_error_of_tls_to_a_port_without_tls_names_tls(broker: Broker) -> None:

@@ -150,10 +150,22 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return a sentence for each reason why a passed gate may prove little."""
     judged = reference.as_embeddings()
-    texts = _meaning_warnings(metric, judged)
-    if not texts or metric.is_similarity:  # the warning about chance already asks to check the samples
+    texts = [*_meaning_warnings(metric, judged), *_object_warnings(metric, judged)]
+    if not texts or metric.is_similarity:  # the other warnings already ask to check the samples
         texts += _alike_warnings(metric, judged, limits)
     return [*texts, *_count_warnings(metric, reference, limits)]
+
+
+def _object_warnings(metric: Metric, reference: Reference) -> list[str]:
+    """Warn if a detector finds no object. The artifact then scores 1 if it finds no object either."""
+    names = [name for each in (metric, metric.other_outputs) if each is not None for name in each.without_objects]
+    if not names:
+        return []
+    return [
+        f"FP32 finds no object in any of the {counted(len(reference.all_rows), 'hold-out sample')}, so the gate compares no "
+        f"objects and its result proves nothing ({', '.join(names)}): give hold-out samples that show objects, prepared as for "
+        "training; if they do show objects, lower score_threshold in the --postprocess file"
+    ]
 
 
 def _alike_warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:

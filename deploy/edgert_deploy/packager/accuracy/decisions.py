@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from edgert.bundle.rules import Ctc, Detect
 from edgert.processing.answers.classify import softmax
 from edgert.processing.answers.ctc import by_step
+from edgert.processing.answers.detect import candidates
 from edgert_deploy.packager.accuracy.fp32_agreement import (
     MAP_THRESHOLDS,
     SCORE_MIN,
@@ -46,6 +48,8 @@ CLASSES_MAX = 2000
 VECTOR_SIZE_MIN = 16
 MAP_POSITIONS_MIN = 64
 CONFIDENT_CELLS_MAX = 0.25  # an output is a detector's grid only if at most this share of its cells has an object
+CELL_ANCHORS = (3, 5)  # the numbers of anchors of a cell: of YOLOv3 to YOLOv7, and of YOLOv2
+BACKGROUND_LOGIT = -2.0  # the objectness of a cell without an object is below this logit
 # An output is judged by thresholds only if at least this share of its values is on each side of 0.5.
 MINORITY_MIN = 0.01
 NEIGHBOUR_SAMPLES_MIN = 8
@@ -63,12 +67,30 @@ class Judgement:
         outputs: The names of the outputs.
         score: The function that returns the score, 0 to 1, for the artifact's answers and FP32's answers.
         share: The function that returns the share of right decisions in each sample. None if samples have no shares.
+        finds_nothing: Whether FP32 finds no object in any sample. Then the score compares nothing.
     """
 
     name: str
     outputs: tuple[str, ...]
     score: Score
     share: Callable[[Outputs, Outputs], Array] | None = None
+    finds_nothing: bool = False
+
+
+class Grid(NamedTuple):
+    """The layout of a detector's grid.
+
+    Attributes:
+        axis: The axis of the channels.
+        objectness: The channel of the objectness.
+        anchors: The number of anchors whose channels follow each other on `axis`.
+        logits: Whether the objectness and the classes are before the sigmoid.
+    """
+
+    axis: int
+    objectness: int
+    anchors: int = 1
+    logits: bool = False
 
 
 def judgements(reference: Reference) -> tuple[Judgement, ...]:
@@ -90,7 +112,7 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
     has_image = any(len(shape) == IMAGE_RANK for shape in inputs)
     for i in unjudged:
         if has_image and answers[i].shape[1:] not in inputs and (grid := _grid(answers[i])) is not None:
-            judged.append(_of_cells(i, names[i], *grid))
+            judged.append(_of_cells(i, names[i], grid))
             continue
         named = reference.classify is not None and _first_scores(answers) == i
         name = _recognized(answers[i], named, steps)
@@ -162,30 +184,56 @@ def _of_one(i: int, output: str, name: str) -> Judgement:
     )
 
 
-def _grid(reference: Array) -> tuple[int, int] | None:
-    """Return the axis of a grid's channels and the channel of its objectness; None for no grid.
+def _grid(reference: Array) -> Grid | None:
+    """Return the layout of a detector's grid; None for no grid.
 
-    Each cell of a detector's grid has an objectness, before or after four box values, and then the classes. Maps of
-    one kind of value, such as masks, depths, images and features, do not mix scores with other values in this order.
+    Each anchor of a cell has an objectness, before or after four box values, and then the classes. Maps of one kind of
+    value, such as masks, depths, images and features, do not mix scores with other values in this order. Logits of
+    classes over positions look like logits of a grid, so logits count only in a shape with an axis of anchors.
     """
-    if reference.dtype.kind != "f" or reference.ndim != 4:
+    if reference.dtype.kind != "f":
         return None
-    for axis, objectness in ((1, 0), (1, 4), (3, 0), (3, 4)):
-        cells = _cells(reference, axis)
-        if cells.shape[1] < ANCHORS_MIN or not 6 <= cells.shape[2] <= CLASSES_MAX:
-            continue
-        if not (_within(cells[..., objectness]) and _within(cells[..., 5:])):
-            continue  # before the product, because maps may be large
-        boxes, scores = _boxes_and_scores(cells, objectness)
-        confident = float((scores.max(axis=2) >= SCORE_MIN).mean())
-        if not _within(boxes) and 0 < confident <= CONFIDENT_CELLS_MAX:
-            return axis, objectness
-    return None
+    return next((layout for layout in _layouts(reference.shape) if _is_grid(reference, layout)), None)
 
 
-def _cells(grid: Array, axis: int) -> Array:
-    """Return the cells `[N, cells, channels]` of a grid whose channels are on `axis`."""
-    return np.moveaxis(grid, axis, -1).reshape(len(grid), -1, grid.shape[axis])
+def _layouts(shape: tuple[int, ...]) -> list[Grid]:
+    """Return the layouts that a grid of this shape may have."""
+    if len(shape) == 4:
+        found = [Grid(axis, objectness) for axis in (1, 3) for objectness in (0, 4)]
+        found += [Grid(axis, 4, anchors) for axis in (1, 3) for anchors in CELL_ANCHORS]
+        return [layout for layout in found if shape[layout.axis] % layout.anchors == 0]
+    if len(shape) == 5 and (shape[1] in CELL_ANCHORS or shape[3] in CELL_ANCHORS):
+        return [Grid(4, 4), Grid(4, 4, logits=True)]
+    return []
+
+
+def _is_grid(reference: Array, layout: Grid) -> bool:
+    cells = _cells(reference, layout)
+    if cells.shape[1] < ANCHORS_MIN or not 6 <= cells.shape[2] <= CLASSES_MAX:
+        return False
+    if layout.logits:
+        low = (cells[..., :5] < BACKGROUND_LOGIT).mean(axis=(0, 1))  # in logits of classes, the first four are low, too
+        if float(low[:4].max()) > 0.5 or float(low[4]) < 1 - CONFIDENT_CELLS_MAX:
+            return False
+    elif not (_within(cells[..., layout.objectness]) and _within(cells[..., 5:])):
+        return False  # before the product, because maps may be large
+    boxes, scores = _cell_parts(reference, layout)
+    confident = float((scores.max(axis=2) >= SCORE_MIN).mean())
+    if not 0 < confident <= CONFIDENT_CELLS_MAX:
+        return False
+    return not any(_within(boxes[:, anchor :: layout.anchors]) for anchor in range(layout.anchors))
+
+
+def _cells(grid: Array, layout: Grid) -> Array:
+    """Return the cells `[N, cells, channels]` of a grid, one after the other for each anchor of a cell."""
+    return np.moveaxis(grid, layout.axis, -1).reshape(len(grid), -1, grid.shape[layout.axis] // layout.anchors)
+
+
+def _cell_parts(grid: Array, layout: Grid) -> tuple[Array, Array]:
+    cells = _cells(grid, layout)
+    if layout.logits:
+        cells = np.concatenate([cells[..., :4], _sigmoid(cells[..., 4:])], axis=2)
+    return _boxes_and_scores(cells, layout.objectness)
 
 
 def _boxes_and_scores(cells: Array, objectness: int) -> tuple[Array, Array]:
@@ -194,11 +242,11 @@ def _boxes_and_scores(cells: Array, objectness: int) -> tuple[Array, Array]:
     return boxes, cells[..., 5:] * cells[..., objectness, None]
 
 
-def _of_cells(i: int, output: str, axis: int, objectness: int) -> Judgement:
-    def parts(outputs: Outputs) -> tuple[Array, Array]:
-        return _boxes_and_scores(_cells(outputs[i], axis), objectness)
+def _of_cells(i: int, output: str, layout: Grid) -> Judgement:
+    def score(answers: Outputs, reference: Outputs) -> float:
+        return cell_agreement(*_cell_parts(answers[i], layout), *_cell_parts(reference[i], layout))
 
-    return Judgement("cells", (output,), lambda answers, reference: cell_agreement(*parts(answers), *parts(reference)))
+    return Judgement("cells", (output,), score)
 
 
 def _stated_texts(rule: Ctc, i: int) -> Judgement:
@@ -248,11 +296,12 @@ def _are_embeddings(reference: Array) -> bool:
     return float(mean @ mean) < ALIKE_MAX  # the mean cosine of all pairs
 
 
-def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int]) -> Judgement:
+def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int], reference: Outputs) -> Judgement:
     def score(answers: Outputs, reference: Outputs) -> float:
         return box_agreement(rule, [answers[i] for i in chosen], [reference[i] for i in chosen], size)
 
-    return Judgement("boxes", rule.outputs, score)
+    found = (candidates(rule, [reference[i][row] for i in chosen], size) for row in range(len(reference[0])))
+    return Judgement("boxes", rule.outputs, score, finds_nothing=not any(len(scores) for _, scores, _ in found))
 
 
 def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Sequence[int]) -> Judgement | None:
@@ -262,7 +311,8 @@ def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Seq
     """
     names = [spec.name for spec in reference.specs]
     if (rule := reference.detect) is not None:
-        return _boxes(rule, [names.index(name) for name in rule.outputs], reference.image_size or ANYWHERE)
+        chosen = [names.index(name) for name in rule.outputs]
+        return _boxes(rule, chosen, reference.image_size or ANYWHERE, reference.answers)
     if inputs and all(len(shape) != IMAGE_RANK for shape in inputs):
         return None
     return _recognized_detector(names, reference.answers, left)
@@ -318,14 +368,15 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores.max(axis=2) >= SCORE_MIN]
     if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
-        return _boxes(rule, chosen, ANYWHERE)
+        return _boxes(rule, chosen, ANYWHERE, reference)
     background = _background(scores)
 
     def score(answers: Outputs, reference: Outputs) -> float:
         got, want = (_parts(rule, [outputs[i] for i in chosen], background) for outputs in (answers, reference))
         return anchor_agreement(*got, *want)
 
-    return Judgement("anchors", rule.outputs, score)
+    objects = _parts(rule, [reference[i] for i in chosen], background)[1] >= SCORE_MIN
+    return Judgement("anchors", rule.outputs, score, finds_nothing=not objects.any())
 
 
 def _background(scores: Array) -> int | None:

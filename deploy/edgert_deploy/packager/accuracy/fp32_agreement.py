@@ -101,7 +101,9 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
         ious[boxes.classes[i, :g, None] != true_boxes.classes[i, None, :w]] = 0.0
         hits += _matched(ious)
         answered, expected = answered + g, expected + w
-    return 2 * hits / (answered + expected) if answered + expected else 1.0
+    if answered + expected == 0:  # boxes of NaN are no answers
+        return float(all(np.isfinite(array).all() for array in answers))
+    return 2 * hits / (answered + expected)
 
 
 def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.printable import in_short
-from edgert_deploy.packager.accuracy.decisions import are_probabilities, judgements
+from edgert_deploy.packager.accuracy.decisions import Judgement, are_probabilities, judgements
 from edgert_deploy.packager.accuracy.mean_average_precision import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
@@ -146,6 +146,7 @@ class Decisions(Metric):
         self.name = "+".join(dict.fromkeys(judgement.name for judgement in self.judgements))
         self.counts_samples = any(judgement.share is not None for judgement in self.judgements)
         self.is_similarity = all(judgement.name == "values" for judgement in self.judgements)
+        self.without_objects = tuple(_name(each) for each in self.judgements if each.finds_nothing)
         self._reference = reference
 
     def score(self, answers: Outputs, rows: Rows, of_class: str = "") -> float:
@@ -162,16 +163,17 @@ class Decisions(Metric):
     def parts(self, answers: Outputs, rows: Rows) -> list[tuple[str, float]]:
         """Return the name and score of each judgement. A name looks like `boxes of output0`."""
         got, want = ([array[rows] for array in arrays] for arrays in (answers, self._reference.answers))
-        return [
-            (f"{judgement.name} of {', '.join(judgement.outputs)}", judgement.score(got, want))
-            for judgement in self.judgements
-        ]
+        return [(_name(judgement), judgement.score(got, want)) for judgement in self.judgements]
 
     def others(self, answers: Outputs) -> list[OtherMetric]:
         if len(self.judgements) == 1:
             return []
         parts = self.parts(answers, self._reference.all_rows)
         return [OtherMetric(name, 1.0, score, of_output=True) for name, score in parts]
+
+
+def _name(judgement: Judgement) -> str:
+    return f"{judgement.name} of {', '.join(judgement.outputs)}"
 
 
 class _OtherOutputs(Decisions):

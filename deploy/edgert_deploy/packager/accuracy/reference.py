@@ -91,6 +91,7 @@ class Metric(Protocol):
         is_similarity: Whether the metric only compares values, because it recognizes no decision in the outputs.
         has_own_unit: Whether the score is in the user's own unit. Then no drop is small or large in itself.
         checks_labels: Whether the gate warns if FP32's top-1 by the labels is no better than chance.
+        without_objects: The judgements in which FP32 finds no object in any sample, such as `boxes of output0`.
         judged: The positions of the outputs that the metric reads. If empty, the gate judges no other outputs.
         other_outputs: The metric of the other outputs; None if the gate does not judge them.
     """
@@ -101,6 +102,7 @@ class Metric(Protocol):
     is_similarity: bool = False
     has_own_unit: bool = False
     checks_labels: bool = False
+    without_objects: tuple[str, ...] = ()
     judged: tuple[int, ...] = ()
     other_outputs: Metric | None = None
 

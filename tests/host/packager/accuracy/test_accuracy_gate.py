@@ -13,12 +13,16 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle.buckets import Buckets, PaddedInput
 from edgert.bundle.manifest import Accuracy
+from edgert.bundle.rules import Detect
+from edgert.tensors import TensorSpec
 from edgert_deploy.packager.accuracy import accuracy_gate as gate
 from edgert_deploy.packager.accuracy.accuracy_gate import GROUP_SAMPLES_MIN, GateResult, Limits
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import OtherMetric
 from tests.support import models
 from tests.support.models.metrics import EYE, SCORES, reference_to, result_of, worst
+
+VECTOR = TensorSpec("vector", "FP32", (-1, 7))
 
 
 def warnings(reference: list[Any], labels: list[int] | None, metric: str = "auto", max_drop: float = 1.0) -> list[str]:
@@ -49,14 +53,27 @@ def test_a_gate_that_compares_only_similarity_gives_a_warning() -> None:
         (EYE[[1] * 20], "top1_agreement"),  # one class only
         (np.linspace(0.01, 0.3, 20, dtype=np.float32)[:, None], "values"),
         (np.zeros((20, 1), np.float32), "values"),
-        (np.full((20, 84, 1000), 0.01, np.float32) * np.array([[3000]] * 4 + [[1]] * 80, np.float32), "anchors"),
     ],
 )
 def test_a_hold_out_with_equal_answers_gives_a_warning(reference: Any, named: str) -> None:
-    """A broken artifact with one constant answer would pass, such as a detector that finds no object."""
+    """A broken artifact with one constant answer would pass."""
     found = [text for text in warnings([reference], None, max_drop=0.01) if "so alike that an artifact which" in text]
     assert len(found) == int(named != "values" or not reference.any()), found
     assert all(named in text for text in found)
+
+
+@pytest.mark.parametrize("detect", [None, Detect("scores", score_threshold=0.5)])
+def test_a_hold_out_without_an_object_gives_a_warning(detect: Detect | None) -> None:
+    """Two detectors that find nothing agree, whatever they would do with an object."""
+    nothing = np.full((20, 84, 1000), 0.01, np.float32) * np.array([[3000]] * 4 + [[1]] * 80, np.float32)
+    for outputs in ([nothing], [nothing, models.random(20, 7)]):  # answers of another output differ
+        reference = replace(reference_to((SCORES, VECTOR)[: len(outputs)], outputs), detect=detect)
+        found = gate.warnings(metric_for("auto", reference), reference, Limits(0.01))
+        texts = [text for text in found if text.startswith("FP32 finds no object in any of the 20 hold-out samples")]
+        assert len(texts) == 1, found
+        assert not any("so alike" in text for text in found)
+    outputs[0][3, 7, 5] = 0.9
+    assert not any("no object" in text for text in gate.warnings(metric_for("auto", reference), reference, Limits()))
 
 
 def test_too_few_samples_for_the_limit_give_a_warning_with_the_needed_number() -> None:

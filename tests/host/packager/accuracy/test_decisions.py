@@ -213,6 +213,11 @@ def test_answers_of_nan_do_not_pass_if_fp32_finds_no_object() -> None:
     (judgement,) = judged(boxes, logits)
     assert judgement.score([boxes, logits], [boxes, logits]) == 1.0
     assert judgement.score([boxes, np.full_like(logits, np.nan)], [boxes, logits]) == 0.0
+    empty = yolo()
+    empty[:, 4:] = 0
+    (judgement,) = judged(empty, detect=Detect("out0"), image_size=(320, 320))
+    assert judgement.score([empty], [empty]) == 1.0
+    assert judgement.score([np.full_like(empty, np.nan)], [empty]) == 0.0
 
 
 def grid(objectness: int = 0, classes: int = 8, images: int = 6, side: int = 16) -> Array:
@@ -243,6 +248,41 @@ def test_a_grid_of_cells_is_judged_by_its_objects_their_classes_and_their_boxes(
     assert judgement.score([np.full_like(reference, np.nan)], [reference]) == 0.0
 
 
+def logit(scores: Array) -> Array:
+    clipped = scores.clip(1e-4, 1 - 1e-4)
+    return np.asarray(np.log(clipped / (1 - clipped)), np.float32)
+
+
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_grid_with_several_anchors_in_each_cell_is_judged_by_its_objects(
+    joined: bool, channels_last: bool, logits: bool
+) -> None:
+    """YOLOv3 and YOLOv5 write three anchors for each cell. Here the second one has the objects."""
+    empty = grid(4)
+    empty[:, 4] = 0.01
+    reference = np.stack([empty, grid(4), empty], 1)  # [N, A, 5 + C, H, W]
+    lost = reference.copy()
+    lost[:, 1, 4, 3, 3] = 0.01
+    outputs = []
+    for each in (lost, reference):
+        array = np.concatenate([each[:, :, :4], logit(each[:, :, 4:])], 2) if logits else each
+        if joined:
+            array = array.reshape(len(array), -1, *array.shape[3:])
+            outputs.append(np.moveaxis(array, 1, 3) if channels_last else array)
+        else:
+            outputs.append(array.transpose(0, 3, 4, 1, 2) if channels_last else np.moveaxis(array, 2, 4))
+    answers, expected = outputs
+    (judgement,) = judged(expected, inputs=[(3, 128, 128)])
+    if joined and logits:  # such a grid looks like logits of classes
+        assert judgement.name == "values"
+        return
+    assert (judgement.name, judgement.score([expected], [expected])) == ("cells", 1.0)
+    assert judgement.score([answers], [expected]) == pytest.approx(8 / 9)
+    assert judgement.score([np.full_like(expected, np.nan)], [expected]) == 0.0
+
+
 NO_GRIDS = {
     "maps": [softmax(RANDOM.normal(0, 3, (6, 16, 16, 12))), RANDOM.uniform(0, 1, (6, 12, 16, 16)) ** 4],
     "values": [
@@ -261,6 +301,9 @@ def test_maps_images_and_features_are_no_grids_of_a_detector() -> None:
         for output in outputs:
             reference = output.astype(np.float32)
             assert judged(reference, inputs=[(3, 128, 128)])[0].name == name, reference.shape
+    rare_classes = RANDOM.normal(0, 4, (6, 21, 16, 16)) - 6
+    for output in (rare_classes, rare_classes.reshape(6, 3, 7, 16, 16).transpose(0, 1, 3, 4, 2)):
+        assert judged(output.astype(np.float32), inputs=[(3, 128, 128)])[0].name == "values"
     assert judged(grid(), inputs=[grid().shape[1:]])[0].name == "values"  # a reconstruction of the input
     assert judged(grid(), inputs=[(100, 64)])[0].name == "values"  # no image
 
