@@ -64,13 +64,20 @@ class Connection:
                 raise conversation.timed_out(sent=False) from error
             except OSError as error:
                 raise self._early_error(deadline) from error
-            event = conversation.received(self._receive(deadline))
+            count = self._receive_bytes()
+            outputs = conversation.answer(count)
+            if outputs is not None:
+                self._adapt(conversation.answer_flags)
+                return outputs
+            event = conversation.received(self._frame(count, deadline))
+            if conversation.frames.more and (moved := conversation.frames.feed(0)) is not None:
+                conversation.received(moved)  # the worker reads no further request
         except BaseException:  # the next request must not receive a late answer
             self.close()
             raise
+        if conversation.over:
+            self.close()
         if isinstance(event, Exception):
-            if conversation.over:
-                self.close()
             raise event
         return event
 
@@ -130,29 +137,40 @@ class Connection:
                 left = left[sock.send(left, MSG_DONTWAIT) :]
 
     def _receive(self, deadline: float) -> wire.Frame:
-        """Return the next frame. Raises DeadlineExceeded, or the reason why the connection ended.
+        """Return the next frame. Raises DeadlineExceeded, or the reason why the connection ended."""
+        return self._frame(self._receive_bytes(), deadline)
+
+    def _receive_bytes(self) -> int:
+        """Receive into the conversation's buffer, and return the number of bytes. Raises the errors of `_receive`."""
+        try:
+            if self._polls and not self._watched.poll(self._timeout_ms):
+                raise BlockingIOError
+            count = self._sock.recv_into(self.conversation.frames.room)
+        except BlockingIOError as error:
+            raise self.conversation.timed_out(sent=True) from error
+        except OSError as error:
+            raise self.conversation.ended(True, error) from error
+        if not count:
+            raise self.conversation.ended(True)
+        return count
+
+    def _frame(self, count: int, deadline: float) -> wire.Frame:
+        """Return the frame whose next `count` bytes have arrived. Raises the errors of `_receive`."""
+        frames = self.conversation.frames
+        while (frame := frames.feed(count)) is None:
+            self._set_timeout(deadline - time.monotonic())
+            count = self._receive_bytes()
+        self._adapt(frame.flags)
+        return frame
+
+    def _adapt(self, flags: int) -> None:
+        """Decide how to wait for the next answer, by the `flags` of the last one.
 
         When the daemon reads the request, the kernel wakes a thread that sleeps in `recv`, but not a thread that sleeps
         in `poll`. So a poll is faster if the client would otherwise take processor time from the daemon or from other
         clients (decision 27). If a periodic signal interrupts the process, only a poll ends at the time-out.
         """
-        frames = self.conversation.frames
-        while True:
-            try:
-                if self._polls and not self._watched.poll(self._timeout_ms):
-                    raise BlockingIOError
-                count = self._sock.recv_into(frames.room)
-            except BlockingIOError as error:
-                raise self.conversation.timed_out(sent=True) from error
-            except OSError as error:
-                raise self.conversation.ended(True, error) from error
-            if not count:
-                raise self.conversation.ended(True)
-            frame = frames.feed(count)
-            if frame is not None:
-                self._polls = self._always_polls or (self._one_thread and frame.flags & wire.FLAG_MANY != 0)
-                return frame
-            self._set_timeout(deadline - time.monotonic())
+        self._polls = self._always_polls or (self._one_thread and flags & wire.FLAG_MANY != 0)
 
     def _early_error(self, deadline: float) -> Exception:
         """Return the daemon's error if it is final, else a Retry. The daemon closed during the request."""

@@ -123,6 +123,14 @@ class FrameBuffer:
             return None
         return self._parse(filled)
 
+    def last_sizes(self) -> tuple[int, int] | None:
+        """Return the last frame's size, and the offset at which its descriptors end.
+
+        Return None if the frame had meta, a status or no tensors, or was in shared memory, or came with more bytes.
+        """
+        filled, _, _, shared, _, end, *_ = self._last
+        return None if filled < 0 or shared else (filled, end)
+
     @property
     def size_bytes(self) -> int:
         return len(self._view)

@@ -25,7 +25,7 @@ from edgert.errors import DeadlineExceeded, RequestError, SessionLost, Unavailab
 from edgert.protocol import wire
 from tests.support.clients import ITEM
 from tests.support.devices import Device, a_device
-from tests.support.stand_ins.false_daemon import WELCOME_FRAME, false_daemon
+from tests.support.stand_ins.false_daemon import RESULT, WELCOME_FRAME, false_daemon
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,13 @@ def test_a_request_of_a_session_that_moves_ends_at_its_time_out(tmp_path: Path) 
         with pytest.raises(DeadlineExceeded):
             stream.infer(ITEM, timeout_s=1.0)
         assert time.monotonic() - began_s < 1.5
+
+
+def test_a_request_after_an_answer_and_a_moved_frame_in_one_piece_goes_to_the_new_worker(tmp_path: Path) -> None:
+    """The old worker is still connected, but it reads no further request."""
+    leaves = [WELCOME_FRAME, RESULT + wire.json_frame(wire.MOVED, {}), b""]
+    with false_daemon(tmp_path, leaves, [WELCOME_FRAME, RESULT]) as path, Client(path, timeout_s=5.0) as client:
+        assert client.infer("echo", ITEM).keys() == client.infer("echo", ITEM).keys()
 
 
 def shared_areas() -> int:

@@ -79,6 +79,86 @@ def test_each_request_of_the_same_shape_has_its_own_values_and_number(items: int
         assert frame.flags == wire.FLAG_NO_CACHE
 
 
+def a_result(request_id: int, values: NDArray[np.float32], **fields: Any) -> bytes:
+    tensor = wire.OutTensor(wire.descriptor(0, "FP32", values.shape, values.nbytes), values.tobytes())
+    return b"".join(wire.frame(wire.RESULT, request_id=request_id, tensors=[tensor], **fields))
+
+
+def arrive(talk: Conversation, data: bytes) -> tuple[Any, bool]:
+    """Pass received bytes on as the blocking client does. Return the event, and whether it came the shorter way."""
+    talk.frames.room[: len(data)] = data
+    outputs = talk.answer(len(data))
+    if outputs is not None:
+        return outputs, True
+    frame = talk.frames.feed(len(data))
+    assert frame is not None
+    return talk.received(frame), False
+
+
+def test_requests_of_one_form_take_the_shorter_way_from_the_third_one_on() -> None:
+    talk = a_conversation([3])
+    ways, all_outputs = [], []
+    for turn in range(1, 5):
+        array = RNG.random((1, 3), np.float32)
+        frame = received(talk.request(array, wire.FLAG_NO_CACHE, 1000 + turn))
+        assert np.array_equal(values(frame)[0], array)
+        assert (frame.request_id, frame.model_id, frame.arg) == (turn, 5, 1000 + turn)
+        outputs, is_short = arrive(talk, a_result(turn, np.full(1, turn, np.float32), flags=wire.FLAG_MANY))
+        ways.append(is_short)
+        all_outputs.append(outputs["y"])
+    assert ways == [False, False, True, True]
+    assert talk.answer_flags == wire.FLAG_MANY
+    assert [output.item() for output in all_outputs] == [1, 2, 3, 4]  # copies, which later answers do not change
+
+
+def test_any_sequence_of_forms_traces_and_errors_gives_the_right_answers() -> None:
+    """An answer that outgrows the receive buffer moves it; the shorter way must not read the old memory."""
+    choice = np.random.default_rng(3)
+    talk = a_conversation([3])
+    short = 0
+    for turn in range(1, 400):
+        array = choice.random((choice.choice([1, 1, 1, 2]), 3), np.float32)
+        trace = choice.random() < 0.05
+        frame = received(talk.request({"x0": array} if choice.random() < 0.1 else array, 0, turn, trace))
+        assert np.array_equal(values(frame)[0], array)
+        assert (frame.request_id, frame.arg) == (turn, turn)
+        if choice.random() < 0.05:
+            event, _ = arrive(talk, wire.error_frame(Overloaded("full", retry_after_s=0.1), request_id=turn))
+            assert isinstance(event, Overloaded)
+            continue
+        answered = choice.random(choice.choice([1, 1, 1, 1, 1, 100 * turn]), np.float32)
+        data = a_result(turn, answered)
+        while len(data) > len(talk.frames.room):  # it arrives in pieces
+            room = talk.frames.room
+            room[:], data = data[: len(room)], data[len(room) :]
+            assert talk.answer(len(room)) is None
+            assert talk.frames.feed(len(room)) is None
+        event, is_short = arrive(talk, data)
+        short += is_short
+        assert np.array_equal(event.outputs["y"] if trace else event["y"], answered)
+    assert short > 50
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"request_id": 2}, {"flags": wire.FLAG_SHARED}, {"status": 1}],
+    ids=["other request", "shared memory", "status"],
+)
+def test_an_answer_of_another_kind_never_takes_the_shorter_way(change: dict[str, Any]) -> None:
+    talk = a_conversation([3])
+    for turn in range(1, 4):
+        talk.request(np.zeros((1, 3), np.float32), 0, 1)
+        if turn < 3:
+            arrive(talk, a_result(turn, np.ones(1, np.float32)))
+    data = a_result(**{"request_id": 3, **change}, values=np.ones(1, np.float32))
+    talk.frames.room[: len(data)] = data
+    assert talk.answer(len(data)) is None
+    data = a_result(3, np.ones(1, np.float32))
+    talk.frames.room[: len(data)] = data
+    assert talk.answer(len(data) - 1) is None
+    assert talk.answer(len(data)) is not None
+
+
 def test_several_inputs_are_sent_in_the_models_order() -> None:
     talk = a_conversation([2], [70])
     for _ in range(3):
