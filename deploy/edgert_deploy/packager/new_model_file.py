@@ -78,7 +78,7 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequ
         _line("expires", "90d", "devices install the bundle until then", unset=True),
         "",
         f"# Samples: .npz or folders with arrays {_arrays(source)};",
-        "# folders of images, or of WAV or CSV recordings (docs/signals.md); or module:function.",
+        "# folders of images, of texts (docs/text.md), or of WAV or CSV recordings (docs/signals.md); or module:function.",
         _line("calibration", _existing_file(folder, "calibration"), "samples for the quantization: at least 10"),
         _line(
             "holdout",
@@ -116,6 +116,9 @@ def _processing_lines(source: SourceModel, detector: bool, classes: int | None) 
         else:
             guess = "imagenet, yolo or a .toml file; this is a guess: compare it with your training"
             lines.append(_line("preprocess", preset, guess, unset=preset == "preprocess.toml"))
+    elif any(map(_is_tokens, source.inputs)):
+        unset = not (folder / "text.toml").is_file()
+        lines.append(_line("preprocess", "text.toml", "turns texts into tokens (docs/text.md)", unset=unset))
     if detector:
         lines.append(_line("postprocess", "yolo", "decodes boxes, with non-maximum suppression; or a .toml file"))
     if detector or classes is not None:
@@ -148,7 +151,7 @@ def _quoted(text: str) -> str:
 
 
 def _existing_file(folder: Path, name: str) -> str:
-    return next((path for path in (f"{name}.npz", name) if (folder / path).exists()), f"{name}.npz")
+    return next((path for path in (f"{name}.npz", name, f"{name}.txt") if (folder / path).exists()), f"{name}.npz")
 
 
 def _arrays(source: SourceModel) -> str:
@@ -161,9 +164,13 @@ def _kind(spec: TensorSpec) -> str:
     if layout := _layout(spec):
         channels, height, width = spec.shape[1:] if layout == "nchw" else (spec.shape[3], *spec.shape[1:3])
         return f"an image, {channels} channel{'s' * (channels > 1)}, {height} x {width}, layout {layout}"
-    if spec.datatype in TOKEN_DATATYPES and len(spec.shape) == 2:
+    if _is_tokens(spec):
         return f"tokens, {_length(spec.shape[1])} a sample"
     return f"features, {' x '.join(map(_length, spec.item_shape)) or 1} a sample"
+
+
+def _is_tokens(spec: TensorSpec) -> bool:
+    return spec.datatype in TOKEN_DATATYPES and len(spec.shape) == 2
 
 
 def _length(length: int) -> str:

@@ -90,6 +90,8 @@ def test_init_writes_a_model_file_that_builds(shell_here: Shell) -> None:
     text = (shell_here.folder / "digits.toml").read_text()
     done = shell_here("build", "--init", "digits.onnx")
     assert (done.returncode, "--init --force" in done.stderr) == (4, True)
+    done = shell_here("build", "--init", "--force", "digits.onnx", "--labels", "labels.txt")
+    assert (done.returncode, "--init does not use --labels" in done.stderr) == (2, True)
     done = shell_here("build", "--init", "--force", "digits.onnx", "--convert-with", "tf/bin/python")
     assert done.stdout.endswith("run edgert build digits.toml --convert-with tf/bin/python\n")
     assert (shell_here.folder / "digits.toml").read_text() == text

@@ -75,7 +75,14 @@ def test_the_model_file_describes_each_kind_of_input(tmp_path: Path) -> None:
     assert "preprocess" not in features
     assert "or of WAV or CSV recordings (docs/signals.md)" in features
     tokens = models.model("int64[N,16] ids) => (float[N,16] y", "y = Cast <to = 1> (ids)")
-    assert "ids INT64 [N, 16]: tokens, 16 a sample" in text_for(tokens, tmp_path)
+    text = text_for(tokens, tmp_path)
+    assert "ids INT64 [N, 16]: tokens, 16 a sample" in text
+    assert '# preprocess = "text.toml"' in text
+    for name in ("calibration.txt", "text.toml"):
+        (tmp_path / name).touch()
+    text = text_for(tokens, tmp_path)
+    assert 'calibration = "calibration.txt"' in text
+    assert '\npreprocess = "text.toml"' in text
     frames = models.model("uint8[N,8,8,3] frames) => (float[N,8,8,3] y", "y = Cast <to = 1> (frames)")
     nhwc = text_for(frames, tmp_path)
     assert "an image, 3 channels, 8 x 8, layout nhwc" in nhwc

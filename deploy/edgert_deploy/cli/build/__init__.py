@@ -12,7 +12,7 @@ from edgert_deploy.cli.build import output as build_output
 from edgert_deploy.cli.build.options import FILE, BuildOptions, build_options
 from edgert_deploy.cli.build.progress import BuildProgress
 from edgert_deploy.cli.build.request import request_of
-from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, section
+from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, given_option, section
 from edgert_deploy.cli.shared.types import NewBundlePath
 from edgert_deploy.packager.candidates.choice import Choice
 from edgert_deploy.packager.model_file import SUFFIX, read_model_file
@@ -20,6 +20,9 @@ from edgert_deploy.packager.new_model_file import write_model_file
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.processes.work_folder import work_folder
 from edgert_deploy.packager.sources.source_model import load_source
+
+# --init uses these options. Keys of the model file replace all others.
+_INIT_OPTIONS = {"inputs", "buckets", "pads", "targets", "convert_with", "profiles_dir", "inventory", "no_cache"}
 
 
 def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path) -> Path:
@@ -118,6 +121,10 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
 
 def _write_model_file(model: Path, options: BuildOptions, force: bool, as_json: bool) -> None:
     """Write the model file. Without --target, its targets are the profiles of the inventory's devices."""
+    if unused := given_option(*BuildOptions.__dataclass_fields__.keys() - _INIT_OPTIONS):
+        raise click.UsageError(
+            f"--init does not use {unused}: omit it here, and give it in the model file or to the build"
+        )
     kept = {"inputs": options.inputs, "buckets": options.buckets, "pads": options.pads}
     targets = options.targets or sorted({device.profile for device in options.inventory.devices()})
     with work_folder():

@@ -163,6 +163,8 @@ class Answers:
     def device(self, parameters: Parameters) -> dict[str, Any]:
         """Return all data about one device."""
         site, device = parameters.get("site", ""), parameters.get("device", "")
+        if not site or not device:
+            raise ConfigInvalid("give both `site` and `device`")
         view = self.hub.fleet.view_of(site, device, self.hub.clock())
         if view is None:
             raise NotFound(f"no device {site[:64]}/{device[:64]} is known here: see /api/v1/devices")

@@ -32,8 +32,10 @@ class Span:
         window, since, until = (parameters.get(name, "") for name in ("window", "from", "to"))
         if not since and not until:
             return cls(_checked(duration_s(window or WINDOW_DEFAULT)))
-        if window or not since or not until:
+        if window:
             raise ConfigInvalid("a period is `window`, or `from` and `to`: give either form, not both")
+        if not since or not until:
+            raise ConfigInvalid(f"a period has `from` and `to`: give `{'to' if since else 'from'}`, too")
         since_ms, until_ms = _moment_ms("from", since), _moment_ms("to", until)
         _checked((until_ms - since_ms) / 1000)
         return cls(0, since_ms, until_ms)

@@ -146,7 +146,7 @@ def test_an_answer_fits_the_openapi_file(port: int, asked: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["latency?window=1s", "device?site=a&device=b", "query?by=colour", "devices?format=xml"]
+    "asked", ["latency?window=1s", "device?site=a&device=b", "device", "query?by=colour", "devices?format=xml"]
 )
 def test_a_refusal_fits_the_openapi_file(port: int, asked: str) -> None:
     _, _, said = get(port, "openapi.json")

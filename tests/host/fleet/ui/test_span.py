@@ -52,3 +52,8 @@ def test_a_period_between_two_times_does_not_depend_on_the_time_of_the_query() -
 def test_an_invalid_period_is_refused(asked: dict[str, str]) -> None:
     with pytest.raises(ConfigInvalid):
         Span.parse(asked)
+
+
+def test_a_period_with_one_end_names_the_missing_end() -> None:
+    with pytest.raises(ConfigInvalid, match="give `to`, too"):
+        Span.parse({"from": "2026-09-21T13:50Z"})
