@@ -149,6 +149,7 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     except EdgeRTError as error:
         return _fail(as_json, error.code, error.message, error.exit_code, error)
     except click.ClickException as error:
+        error.message += _hint_about_more(error)
         if not as_json:
             with contextlib.suppress(OSError):  # the disk is full
                 error.show()
@@ -172,6 +173,14 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     finally:
         if argv is None:  # the process ends here; without this call, Python first searches all objects for garbage
             gc.freeze()
+
+
+def _hint_about_more(error: click.ClickException) -> str:
+    """Return how to give several values, if the error is an extra argument after an argument that takes a list."""
+    if error.message.startswith("Got unexpected extra argument") and isinstance(error, click.UsageError) and error.ctx:
+        hints = (getattr(param.type, "hint_about_more", "") for param in error.ctx.command.params)
+        return next((f". {hint}" for hint in hints if hint), "")
+    return ""
 
 
 def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseException) -> int:

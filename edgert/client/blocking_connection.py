@@ -141,7 +141,7 @@ class Connection:
         return self._frame(self._receive_bytes(), deadline)
 
     def _receive_bytes(self) -> int:
-        """Receive into the conversation's buffer, and return the number of bytes. Raises the errors of `_receive`."""
+        """Receive into the conversation's buffer; return the number of bytes. Raises as `_receive` does."""
         try:
             if self._polls and not self._watched.poll(self._timeout_ms):
                 raise BlockingIOError
@@ -155,7 +155,7 @@ class Connection:
         return count
 
     def _frame(self, count: int, deadline: float) -> wire.Frame:
-        """Return the frame whose next `count` bytes have arrived. Raises the errors of `_receive`."""
+        """Return the frame whose next `count` bytes have arrived. Raises as `_receive` does."""
         frames = self.conversation.frames
         while (frame := frames.feed(count)) is None:
             self._set_timeout(deadline - time.monotonic())

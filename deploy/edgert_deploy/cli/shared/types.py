@@ -94,6 +94,7 @@ class Selector(click.types.StringParamType):
     """Devices of the inventory, as `devices.inventory.select` reads them."""
 
     name = "selector"
+    hint_about_more = "Separate several devices by commas: pi-1,pi-2"
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         once = "; or write it once, as `selector` in the project's edgert.toml (edgert init)"
@@ -112,6 +113,8 @@ class Selector(click.types.StringParamType):
 
 class OneDevice(Selector):
     """A selector that selects one device."""
+
+    hint_about_more = ""
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         return "Give the name of a device: edgert device list shows the names."
