@@ -82,7 +82,7 @@ def _constant_warnings(request: BuildRequest) -> list[str]:
             values = samples.inputs[name][0]
             same = f"is {values.flat[0]} everywhere" if values.size and values.min() == values.max() else "is the same"
             texts.append(
-                f"input {name!r} {same} in all {len(samples)} {kind} samples, so the samples prove no more than one sample: "
+                f"input {name!r} {same} in all {len(samples)} {kind} samples, so for this input they prove no more than one sample: "
                 "check the code that makes the samples. Give samples that vary like the data on your devices"
             )
     return texts

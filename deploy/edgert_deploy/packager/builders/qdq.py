@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 FLOATS = (1, 10)  # FP32 and FP16, as onnx.TensorProto numbers them
 CALIBRATION_SAMPLES_MAX = 300
 OWN_ELEMENTS_MAX = 1024  # if a constant of FP32 has at most this many elements, each node gets a copy of it
+COPIED_ELEMENTS_MAX = 2**27  # of all copies of weights together: 512 MB in FP32; if there are more, weights stay shared
 INT8_NODES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 PERCENTILE = 99.99  # the share of an activation's values that its range covers, in %
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
@@ -96,6 +97,7 @@ def quantize(
     excluded = [name for layer in float_layers for name in layer.nodes]
     excluded += [node.name for node in proto.graph.node if node.name.startswith(HEAD)]
     excluded += _without_ranges(proto)
+    _separate_weights(proto, recipe.ops or HEAVY_OPS, excluded)
     advice = "build this target with --precision fp32, or export the model with opset 17"
     failure = f"onnxruntime's quantizer failed on {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, advice):
@@ -299,6 +301,26 @@ def _separate_constants(proto: Any) -> None:
                 taken.add(copy.name)
                 node.input[index] = copy.name
             seen.add(name)
+
+
+def _separate_weights(proto: Any, ops: Collection[str], excluded: Collection[str]) -> None:
+    """Give each quantized layer weights of its own.
+
+    For exact products, ONNX Runtime converts the weights of each layer, and fails if another layer reads them, too.
+    Examples are a detector's head for several sizes, and the steps of an unrolled LSTM.
+    """
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    layers = [node for node in proto.graph.node if node.op_type in HEAVY_OPS and node.op_type in ops]
+    layers = [node for node in layers if node.name not in excluded]
+    reads = [(node, i) for node in layers for i, name in enumerate(node.input[:2]) if name in tensors]
+    first = {node.input[i]: (node.name, i) for node, i in reversed(reads)}
+    again = [(node, i) for node, i in reads if first[node.input[i]] != (node.name, i)]
+    if sum(math.prod(tensors[node.input[i]].dims) for node, i in again) > COPIED_ELEMENTS_MAX:
+        return
+    for number, (node, i) in enumerate(again):
+        copy = proto.graph.initializer.add()
+        copy.CopyFrom(tensors[node.input[i]])
+        copy.name = node.input[i] = f"{copy.name}/edgert_copy_{number}"
 
 
 def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded: list[str], folder: Path) -> Any:

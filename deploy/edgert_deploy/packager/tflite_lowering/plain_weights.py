@@ -53,7 +53,10 @@ def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
 
 
 def _drop_unread(model: Any) -> None:
-    """Empty the buffers that no operator reads any more. Tensors keep their indices."""
+    """Empty the buffers and the lists of nonzeros that no operator reads any more.
+
+    Tensors keep their indices.
+    """
     graph = model.subgraphs[0]
     read = {int(i) for operator in graph.operators for i in operator.inputs} | {int(i) for i in graph.outputs}
     read_buffers = {graph.tensors[i].buffer for i in read if i >= 0}
@@ -62,7 +65,7 @@ def _drop_unread(model: Any) -> None:
             buffer.data = None
     for tensor in graph.tensors:
         if tensor.buffer not in read_buffers:
-            tensor.buffer = 0
+            tensor.buffer, tensor.sparsity = 0, None
 
 
 def _has_data(model: Any, tensor: Any) -> bool:

@@ -148,15 +148,37 @@ def test_onnx_runtime_loads_a_quantized_transformer_of_a_fixed_batch(tmp_path: P
 
 
 def test_onnx_runtime_computes_a_model_exactly_whose_additions_share_a_constant(tmp_path: Path) -> None:
-    """For exact products, ONNX Runtime converts a quantized constant again for each node that reads it."""
     proto = models.model(
         "float[N,4] x) => (float[N,4] y",
         "a = Add(x, h) b = MatMul(a, w) y = Add(b, h)",
         {"w": models.random(4, 4), "h": np.float32(0.5)},
     )
+    quantized = quantized_as_for_tensorrt(proto, tmp_path)
+    load_with_exact_products(quantized)
+
+
+def test_onnx_runtime_computes_a_model_exactly_whose_layers_share_weights(tmp_path: Path) -> None:
+    """Examples: a detector's head for several sizes, and the steps of an unrolled LSTM."""
+    proto = models.model(
+        "float[N,64] x) => (float[N,64] y",
+        "a = MatMul(x, w) b = Relu(a) y = MatMul(b, w)",
+        {"w": models.random(64, 64)},
+    )
+    quantized = quantized_as_for_tensorrt(proto, tmp_path)
+    load_with_exact_products(quantized)
+
+
+def quantized_as_for_tensorrt(proto: Any, tmp_path: Path) -> Any:
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
-    calibration = CalibrationSet({"x": models.random(10, 4)}, None)
-    quantized: Any = qdq.quantize(source, calibration, TensorRTBuilder().recipe(source, profile("x", "tensorrt")), ())
+    calibration = CalibrationSet({"x": models.random(10, *source.inputs[0].item_shape)}, None)
+    return qdq.quantize(source, calibration, TensorRTBuilder().recipe(source, profile("x", "tensorrt")), ())
+
+
+def load_with_exact_products(quantized: Any) -> None:
+    """Load a model as on a processor without VNNI.
+
+    For exact products, ONNX Runtime converts a quantized constant again for each node that reads it.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.x64quantprecision", "1")

@@ -100,19 +100,19 @@ def move_input_batches(proto: Any) -> tuple[str, ...]:
     1. The batch is the open axis with the same name as the open axis 0 of another input. If axis 0 of every input has a
        fixed length above 1, the names come from the open axes 0 of the outputs instead.
     2. If these axes have no names, the batch is the only open axis of the input, if this axis has no name, either.
-    3. If axis 0 of some input has length 1, and there are no such names, the batch is the first axis of length 1.
+    3. If axis 0 of some input is open or has length 1, the batch is the first axis of length 1.
     """
     inputs, remarks = list(model_inputs(proto)), []
     firsts = [value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim]
     batches = _batch_names(proto)
     open_batch = bool(batches) or any(is_open(dim) for dim in firsts)
-    fixed = any(not is_open(dim) and dim.dim_value == 1 for dim in firsts) and not batches
+    batch_first = any(is_open(dim) or dim.dim_value == 1 for dim in firsts)
     for value in inputs:
         dims = value.type.tensor_type.shape.dim
         if not dims or is_open(dims[0]):
             continue
         named = [i for i in range(1, len(dims)) if open_batch and _may_be_batch(dims, i, batches)]
-        ones = [i for i, dim in enumerate(dims) if fixed and dim.dim_value == 1]
+        ones = [i for i, dim in enumerate(dims) if batch_first and dim.dim_value == 1]
         axis = (named or ones or [0])[0]
         if axis:
             before = described(dims)
