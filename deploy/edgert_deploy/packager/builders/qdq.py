@@ -34,7 +34,6 @@ LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
 FLOATS = (1, 10)  # FP32 and FP16, as onnx.TensorProto numbers them
 CALIBRATION_SAMPLES_MAX = 300
 OWN_ELEMENTS_MAX = 1024  # if a constant of FP32 has at most this many elements, each node gets a copy of it
-COPIED_ELEMENTS_MAX = 2**27  # of all copies of weights together: 512 MB in FP32; if there are more, weights stay shared
 INT8_NODES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 PERCENTILE = 99.99  # the share of an activation's values that its range covers, in %
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
@@ -97,7 +96,7 @@ def quantize(
     excluded = [name for layer in float_layers for name in layer.nodes]
     excluded += [node.name for node in proto.graph.node if node.name.startswith(HEAD)]
     excluded += _without_ranges(proto)
-    _separate_weights(proto, recipe.ops or HEAVY_OPS, excluded)
+    excluded += _separate_weights(proto, recipe.ops or HEAVY_OPS, excluded)
     advice = "build this target with --precision fp32, or export the model with opset 17"
     failure = f"onnxruntime's quantizer failed on {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, advice):
@@ -303,11 +302,13 @@ def _separate_constants(proto: Any) -> None:
             seen.add(name)
 
 
-def _separate_weights(proto: Any, ops: Collection[str], excluded: Collection[str]) -> None:
-    """Give each quantized layer weights of its own.
+def _separate_weights(proto: Any, ops: Collection[str], excluded: Collection[str]) -> list[str]:
+    """Give each quantized layer weights of its own. Return the names of layers that must stay in float instead.
 
     For exact products, ONNX Runtime converts the weights of each layer, and fails if another layer reads them, too.
-    Examples are a detector's head for several sizes, and the steps of an unrolled LSTM.
+    Examples are a detector's head for several sizes, and the steps of an unrolled LSTM. If the copies are larger than
+    all constants of the model, the layers with shared weights stay in float: in INT8, the file could become larger
+    than in FP32.
     """
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     layers = [node for node in proto.graph.node if node.op_type in HEAVY_OPS and node.op_type in ops]
@@ -315,12 +316,15 @@ def _separate_weights(proto: Any, ops: Collection[str], excluded: Collection[str
     reads = [(node, i) for node in layers for i, name in enumerate(node.input[:2]) if name in tensors]
     first = {node.input[i]: (node.name, i) for node, i in reversed(reads)}
     again = [(node, i) for node, i in reads if first[node.input[i]] != (node.name, i)]
-    if sum(math.prod(tensors[node.input[i]].dims) for node, i in again) > COPIED_ELEMENTS_MAX:
-        return
+    copied = sum(math.prod(tensors[node.input[i]].dims) for node, i in again)
+    if copied > sum(math.prod(tensor.dims) for tensor in tensors.values()):
+        shared = {node.input[i] for node, i in again}
+        return [node.name for node, i in reads if node.input[i] in shared]
     for number, (node, i) in enumerate(again):
         copy = proto.graph.initializer.add()
         copy.CopyFrom(tensors[node.input[i]])
         copy.name = node.input[i] = f"{copy.name}/edgert_copy_{number}"
+    return []
 
 
 def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded: list[str], folder: Path) -> Any:

@@ -168,6 +168,21 @@ def test_onnx_runtime_computes_a_model_exactly_whose_layers_share_weights(tmp_pa
     load_with_exact_products(quantized)
 
 
+def test_weights_that_many_layers_share_stay_in_float_with_these_layers(tmp_path: Path) -> None:
+    """The copies for four layers would have three times the size of the weights."""
+    proto = models.model(
+        "float[N,64] x) => (float[N,8] y",
+        "a = MatMul(x, w) b = MatMul(a, w) c = MatMul(b, w) d = MatMul(c, w) y = MatMul(d, v)",
+        {"w": models.random(64, 64), "v": models.random(64, 8)},
+    )
+    quantized = quantized_as_for_tensorrt(proto, tmp_path)
+    load_with_exact_products(quantized)
+    matrices = [tensor for tensor in quantized.graph.initializer if len(tensor.dims) == 2]
+    kinds = {tuple(tensor.dims): tensor.data_type for tensor in matrices}
+    assert len(matrices) == 2
+    assert kinds == {(64, 64): onnx.TensorProto.FLOAT, (64, 8): onnx.TensorProto.INT8}
+
+
 def quantized_as_for_tensorrt(proto: Any, tmp_path: Path) -> Any:
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     calibration = CalibrationSet({"x": models.random(10, *source.inputs[0].item_shape)}, None)
