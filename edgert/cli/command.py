@@ -149,12 +149,12 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     except EdgeRTError as error:
         return _fail(as_json, error.code, error.message, error.exit_code, error)
     except click.ClickException as error:
-        error.message += _hint_about_more(error)
+        hinted = _with_hint(error)
         if not as_json:
             with contextlib.suppress(OSError):  # the disk is full
-                error.show()
+                hinted.show()
             return error.exit_code
-        return _fail(as_json, "input.usage", error.format_message(), error.exit_code, error)
+        return _fail(as_json, "input.usage", hinted.format_message(), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(as_json, "interrupted", "interrupted", EXIT_INTERRUPTED, error)
     except (BrokenPipe, OSError) as error:
@@ -175,12 +175,13 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
             gc.freeze()
 
 
-def _hint_about_more(error: click.ClickException) -> str:
-    """Return how to give several values, if the error is an extra argument after an argument that takes a list."""
+def _with_hint(error: click.ClickException) -> click.ClickException:
+    """Add how to give several values to the error of an extra argument, if another argument takes a list."""
     if error.message.startswith("Got unexpected extra argument") and isinstance(error, click.UsageError) and error.ctx:
-        hints = (getattr(param.type, "hint_about_more", "") for param in error.ctx.command.params)
-        return next((f". {hint}" for hint in hints if hint), "")
-    return ""
+        for param in error.ctx.command.params:
+            if hint := getattr(param.type, "hint_about_more", ""):
+                return click.UsageError(f"{error.message}. {hint}", error.ctx)
+    return error
 
 
 def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseException) -> int:

@@ -225,6 +225,15 @@ def test_a_second_ctrl_c_detaches_at_once_and_does_not_delay_a_later_deployment(
     assert live(edgert) == (3, "steady")
 
 
+def test_names_of_devices_after_spaces_are_refused_with_the_right_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "digits.edgert"
+    bundle.touch()
+    assert main(["deploy", str(bundle), "pi-1", "pi-2"]) == 2
+    assert "extra argument (pi-2). Separate several devices by commas: pi-1,pi-2" in capsys.readouterr().err
+
+
 def test_the_value_of_the_option_canary_is_a_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "none.edgert", "all", "--canary", "line-1", "--json"]) == 2
     message = json.loads(capsys.readouterr().out)["error"]["message"]

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+import onnx
 import onnxruntime
 from onnx import helper
 
