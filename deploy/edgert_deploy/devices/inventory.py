@@ -257,7 +257,8 @@ class Inventory:
             target.parent.mkdir(parents=True, exist_ok=True)
             lock = locked(target.with_name(f".{target.name}.lock"))
         except OSError as error:
-            raise ConfigInvalid(f"cannot write inventory {self.path}: {error.strerror}") from error
+            where = f"{error.filename}: " if error.filename else ""
+            raise ConfigInvalid(f"cannot write inventory {self.path}: {where}{error.strerror}") from error
         with lock:
             document = self._read()
             yield document
