@@ -177,9 +177,9 @@ class Conversation:
         return parts
 
     def answer(self, count: int) -> Outputs | None:
-        """Return the outputs if `frames.room` has received an answer of the last answer's form, and nothing else.
+        """Return the outputs if exactly one answer of the last answer's form is in `frames.room`, else None.
 
-        The answer has `count` bytes, and `answer_flags` are its flags. If the result is None, pass `count` to
+        The answer has `count` bytes, and `answer_flags` are its flags. After None, pass `count` to
         `frames.feed`, and its frame to `received`.
         """
         if self._last_answered is None:

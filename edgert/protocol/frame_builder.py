@@ -71,7 +71,7 @@ class FrameBuilder:
         return (head,)
 
     def kept_array(self) -> tuple[bytearray, NDArray[Any]] | None:
-        """Return the last frame, and the memory of its array in it; None unless it is short and has one array."""
+        """Return the last frame and the memory of its array; None unless it is short and has one array."""
         if self._signature is None or self._targets is None or len(self._targets) != 1 or self._shared_flag:
             return None
         return self._head, self._targets[0]
