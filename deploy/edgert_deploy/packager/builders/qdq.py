@@ -303,7 +303,7 @@ def _separate_constants(proto: Any) -> None:
 
 
 def _separate_weights(proto: Any, ops: Collection[str], excluded: Collection[str]) -> list[str]:
-    """Give each quantized layer weights of its own. Return the names of layers that must stay in float instead.
+    """Give each quantized layer its own weights. Return the names of layers that must stay in float.
 
     For exact products, ONNX Runtime converts the weights of each layer, and fails if another layer reads them, too.
     Examples are a detector's head for several sizes, and the steps of an unrolled LSTM. If the copies are larger than
