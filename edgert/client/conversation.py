@@ -6,7 +6,6 @@ each frame to `received`. `received` returns the answer, or the error to raise.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,10 @@ SESSION_UNANSWERED = "an earlier request of the session got no answer, so its me
 Outputs = dict[str, NDArray[Any]]
 
 _write_varying = wire.VARYING.pack_into
-# The fields of an answer's header that `answer` needs: the beginning, the flags, the request id, the lengths.
-_read_header = struct.Struct("<6sHQ8x16s").unpack_from
 
 # Facts about the last request, for a request of the same form: the shape and dtype of its array, the memory of this
-# array in the frame, and the frame.
+# array in the frame, and the frame as the buffers to send.
 _Sent = tuple[tuple[int, ...], np.dtype[Any], NDArray[Any], tuple[bytearray]]
-# Facts about the last answer, for an answer of the same form: its size; two parts of its header, the beginning and the
-# lengths; the offset at which its descriptor ends; the descriptor; the name of its array, and the array's memory.
-_Answered = tuple[int, bytes, bytes, int, bytes, str, NDArray[Any]]
 
 
 class Retry(Exception):
@@ -123,10 +117,9 @@ class Conversation:
         self._tensors: tuple[wire.WireTensor, ...] | None = None
         self._views: list[tuple[str, NDArray[Any]]] = []
         self.answer_flags = 0
-        # If a request had one short array and so had its answer, the next request of this form takes a shorter way
-        # (decision 12). These are None otherwise.
+        # If a request had one short array and its answer was like the answer before it, the next request of this form
+        # takes a shorter way (decision 12). None otherwise.
         self._last_sent: _Sent | None = None
-        self._last_answered: _Answered | None = None
 
     def hello(self) -> bytes:
         """Return the first frame of the connection, which may request shared memory and a session."""
@@ -150,7 +143,7 @@ class Conversation:
                 target[...] = inputs
                 _write_varying(buffers[0], wire.VARYING_OFFSET, flags, request_id, self._model_id, timeout_us)
                 return buffers
-        self._last_sent = self._last_answered = None
+        self._last_sent = None
         interface = self._interface
         assert interface is not None  # the daemon has greeted
         frame = self._frame
@@ -182,23 +175,10 @@ class Conversation:
         The answer has `count` bytes, and `answer_flags` are its flags. After None, pass `count` to
         `frames.feed`, and its frame to `received`.
         """
-        if self._last_answered is None:
-            return None
-        size, last_beginning, last_lengths, end, descriptor, name, output = self._last_answered
-        if count != size:
-            return None
-        room = self.frames.room
-        beginning, flags, request_id, lengths = _read_header(room)
-        if (
-            request_id != self._request_id
-            or beginning != last_beginning
-            or lengths != last_lengths
-            or flags & wire.FLAG_SHARED
-            or room[wire.HEADER_BYTES : end].tobytes() != descriptor
-        ):
+        if self._last_sent is None or (flags := self.frames.repeats(count, self._request_id)) is None:
             return None
         self.answer_flags = flags
-        return {name: output.copy()}
+        return self._outputs()
 
     def received(self, frame: wire.Frame) -> Event:
         """Return the meaning of `frame` for the hello or the current request: an answer, an error or a Retry.
@@ -207,15 +187,12 @@ class Conversation:
         after such an error.
         """
         interface = self._interface
-        self._last_sent = self._last_answered = None  # `feed` may have replaced the receive buffer
         if frame.kind == wire.RESULT and interface is not None and frame.request_id == self._request_id:
             if frame.tensors is not self._tensors:
                 self._map_outputs(frame.tensors, interface.outputs)
-            elif not self._trace:
-                self._keep_form()
-            outputs = {}
-            for name, view in self._views:  # a loop, because Python before 3.12 calls a function for a comprehension
-                outputs[name] = view.copy()
+            elif not self._trace and self._signature is not None and (sent := self._frame.kept_array()) is not None:
+                self._last_sent = *self._signature, *sent
+            outputs = self._outputs()
             return _response(interface, frame, outputs) if self._trace else outputs
         if frame.kind == wire.ERROR and frame.request_id == self._request_id:
             self.over = interface is None
@@ -281,17 +258,11 @@ class Conversation:
         self._frame = FrameBuilder(wire.INFER, frame.model_id, None if self._area is None else self._area.request)
         self.frames.limit(self._interface.frame_bytes_max)
 
-    def _keep_form(self) -> None:
-        """Store the facts about the last request and its answer, if each had one short array."""
-        sent, answered = self._frame.kept_array(), self.frames.last_sizes()
-        if sent is None or answered is None or self._signature is None or len(self._views) != 1:
-            return
-        (frame, target), (size, end) = sent, answered
-        shape, dtype = self._signature
-        self._last_sent = shape, dtype, target, (frame,)
-        room = self.frames.room
-        beginning, _, _, lengths = _read_header(room)
-        self._last_answered = size, beginning, lengths, end, room[wire.HEADER_BYTES : end].tobytes(), *self._views[0]
+    def _outputs(self) -> Outputs:
+        outputs = {}
+        for name, view in self._views:  # a loop, because Python before 3.12 calls a function for a comprehension
+            outputs[name] = view.copy()
+        return outputs
 
     def _arrays_by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
         """Return a dict's arrays in the model's order; () if it has other names, or values that are no arrays."""

@@ -123,13 +123,21 @@ class FrameBuffer:
             return None
         return self._parse(filled)
 
-    def last_sizes(self) -> tuple[int, int] | None:
-        """Return the last frame's size, and the offset at which its descriptors end.
+    def repeats(self, count: int, request_id: int) -> int | None:
+        """Return the flags of a new frame of the last frame's form; None for other bytes.
 
-        Return None if the frame had meta, a status or no tensors, or was in shared memory, or came with more bytes.
+        `count` is the number of new bytes, which must be the whole frame, from the socket. The last frame's tensors then
+        show the new values. After None, call `feed`.
         """
-        filled, _, _, shared, _, end, *_ = self._last
-        return None if filled < 0 or shared else (filled, end)
+        last_filled, last_head, last_lengths, last_shared, _, end, _, descriptors, _ = self._last
+        if count != last_filled or self._filled or last_shared:
+            return None
+        view = self._view
+        head, flags, answered, _, _, lengths, _ = _ALIKE.unpack_from(view)
+        is_alike = answered == request_id and head == last_head and lengths == last_lengths
+        if is_alike and not flags & FLAG_SHARED and view[HEADER_BYTES:end].tobytes() == descriptors:
+            return int(flags)
+        return None
 
     @property
     def size_bytes(self) -> int:
