@@ -113,10 +113,11 @@ class Monitor:
 
     def _other_daemon_runs(self) -> bool:
         """Return whether another process has locked the pid file. It has its own monitor or service manager."""
-        from edgert.durable import is_locked  # rarely needed
+        from edgert.durable import is_locked  # rarely needed, like StateDir
+        from edgert.state_dir import StateDir
 
         with contextlib.suppress(OSError):
-            return is_locked(Path(self._state) / "edgertd.pid")
+            return is_locked(StateDir(Path(self._state)).pid)
         return False
 
     def _end(self) -> None:

@@ -47,7 +47,7 @@ def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False
     The release may have several entries, such as one for each site. `model` "" means every model. With `retry`,
     devices that rolled the release back try it once more. Raises ConfigInvalid for an unknown model.
     """
-    newest = {entry.model: entry.release for entry in reversed(entries) if model in ("", entry.model)}
+    newest = {name: number for name, number in newest_releases(entries).items() if model in ("", name)}
     if not newest:
         raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
     return tuple(
@@ -64,6 +64,11 @@ def without_model(entries: Entries, model: str) -> Entries:
     if len(kept) == len(entries):
         raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
     return kept
+
+
+def newest_releases(entries: Entries) -> dict[str, int]:
+    """Return the number of each model's newest release."""
+    return {entry.model: entry.release for entry in reversed(entries)}
 
 
 def newest_of(entries: Entries, model: str, channel: str) -> Entry:

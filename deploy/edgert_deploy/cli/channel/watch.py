@@ -29,7 +29,7 @@ from edgert_deploy.cli.shared.output import columns, errors_by_cause, say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.fleet.channels import EVENTS_MS, Progress, ReleaseState, progress_of
-from edgert_deploy.rollout.channel_entries import with_halt
+from edgert_deploy.rollout.channel_entries import newest_releases, with_halt
 from edgert_deploy.rollout.channels import Channels
 from edgert_deploy.rollout.waves import Share
 
@@ -118,9 +118,8 @@ class _Watching:
         ]
         self.found = releases
         self._print_changes(releases)
-        newest = {release.entry.model: release.entry.release for release in reversed(releases)}
         done = True
-        for model, number in newest.items():
+        for model, number in newest_releases(tuple(release.entry for release in releases)).items():
             # The release may have several entries, such as one for each site.
             offered = [
                 release

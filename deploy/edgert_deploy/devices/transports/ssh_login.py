@@ -270,7 +270,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
         transport = hop.connection.client.get_transport()
         encrypted = transport is not None and transport.initial_kex_done
         connected = encrypted and transport.is_active()
-        locked = has_locked_pem(hop.connection.connect_kwargs["key_filename"])
+        locked = connected and has_locked_pem(hop.connection.connect_kwargs["key_filename"])
         refused = refusal(error, encrypted=encrypted, connected=connected, locked=locked)
         if refused is not None:
             user = hop.connection.user

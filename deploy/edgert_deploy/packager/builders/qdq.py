@@ -286,20 +286,13 @@ def _separate_constants(proto: Any) -> None:
         for t in tensors.values()
         if t.data_type == onnx.TensorProto.FLOAT and math.prod(t.dims) <= OWN_ELEMENTS_MAX
     }
-    taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
-    seen = set()
-    for node in proto.graph.node:
-        for index, name in enumerate(node.input):
-            is_bias = node.op_type in HEAVY_OPS and index == 2 and name in tensors
-            if not is_bias and name not in small:
-                continue
-            if name in seen:
-                copy = proto.graph.initializer.add()
-                copy.CopyFrom(tensors[name])
-                copy.name = next(n for i in itertools.count(2) if (n := f"{name}_{i}") not in taken)
-                taken.add(copy.name)
-                node.input[index] = copy.name
-            seen.add(name)
+    reads = [
+        (node, index)
+        for node in proto.graph.node
+        for index, name in enumerate(node.input)
+        if name in small or (node.op_type in HEAVY_OPS and index == 2 and name in tensors)
+    ]
+    _copy_constants(proto, _repeated(reads))
 
 
 def _separate_weights(proto: Any, ops: Collection[str], excluded: Collection[str]) -> list[str]:
@@ -314,17 +307,36 @@ def _separate_weights(proto: Any, ops: Collection[str], excluded: Collection[str
     layers = [node for node in proto.graph.node if node.op_type in HEAVY_OPS and node.op_type in ops]
     layers = [node for node in layers if node.name not in excluded]
     reads = [(node, i) for node in layers for i, name in enumerate(node.input[:2]) if name in tensors]
-    first = {node.input[i]: (node.name, i) for node, i in reversed(reads)}
-    again = [(node, i) for node, i in reads if first[node.input[i]] != (node.name, i)]
+    again = _repeated(reads)
     copied = sum(math.prod(tensors[node.input[i]].dims) for node, i in again)
     if copied > sum(math.prod(tensor.dims) for tensor in tensors.values()):
         shared = {node.input[i] for node, i in again}
         return [node.name for node, i in reads if node.input[i] in shared]
-    for number, (node, i) in enumerate(again):
-        copy = proto.graph.initializer.add()
-        copy.CopyFrom(tensors[node.input[i]])
-        copy.name = node.input[i] = f"{copy.name}/edgert_copy_{number}"
+    _copy_constants(proto, again)
     return []
+
+
+def _repeated(reads: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    """Return the reads (node, index of the input) of constants that an earlier read has, too."""
+    seen: set[str] = set()
+    again = []
+    for node, index in reads:
+        if node.input[index] in seen:
+            again.append((node, index))
+        seen.add(node.input[index])
+    return again
+
+
+def _copy_constants(proto: Any, reads: Sequence[tuple[Any, int]]) -> None:
+    """Give each of these reads (node, index of the input) its own copy of the constant."""
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    taken = {*tensors, *(name for node in proto.graph.node for name in (*node.input, *node.output))}
+    for node, index in reads:
+        copy = proto.graph.initializer.add()
+        copy.CopyFrom(tensors[node.input[index]])
+        copy.name = next(n for i in itertools.count(2) if (n := f"{node.input[index]}_{i}") not in taken)
+        taken.add(copy.name)
+        node.input[index] = copy.name
 
 
 def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded: list[str], folder: Path) -> Any:
