@@ -126,8 +126,8 @@ class FrameBuffer:
     def repeats(self, count: int, request_id: int) -> int | None:
         """Return the flags of a new frame of the last frame's form; None for other bytes.
 
-        `count` is the number of new bytes, which must be the whole frame, from the socket. The last frame's tensors then
-        show the new values. After None, call `feed`.
+        `count` is the number of new bytes, which must be the whole frame, from the socket. The last frame's tensors
+        then show the new values. After None, call `feed`.
         """
         last_filled, last_head, last_lengths, last_shared, _, end, _, descriptors, _ = self._last
         if count != last_filled or self._filled or last_shared:
