@@ -93,6 +93,8 @@ class HttpConnection:
                 count = self._sock.recv_into(self._received)
             except BlockingIOError:
                 count = -1
+            if count > 0:
+                self._parser.feed(self._received[:count])
             now_s = self._clock()
             if head_until_s is not None and now_s > head_until_s:
                 raise HttpError(
@@ -104,8 +106,6 @@ class HttpConnection:
                 raise busy(place.end_reason)
             if not count or (silent and (place.end_reason or now_s - began_s > idle_s_max)):
                 return None
-            if count > 0:
-                self._parser.feed(self._received[:count])
         return request
 
     def _answer(self, request: ParsedRequest) -> bool:

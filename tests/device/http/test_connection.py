@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import socket
 import termios
 import threading
@@ -166,20 +167,30 @@ def test_bodies_of_all_connections_together_are_limited() -> None:
         assert all_of(sock).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("reason", [EVICTED, STOPPING])
 @pytest.mark.parametrize(
     "sent", [b"GET /echo HTTP/1.1\r\nHo", HEAD + b"Content-Length: 900\r\n\r\n"], ids=["head", "body"]
 )
-def test_a_client_whose_connection_must_end_learns_why(sent: bytes, reason: str) -> None:
-    admission = Admission(PATIENT)
-    with served(PATIENT, admission, sent=sent) as sock:
-        wait_until(
-            lambda: not any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))),
-            "the connection receives the bytes",
-            pause_s=0.001,
-        )
-        (place,) = admission._places
-        place.end(reason)
+def test_a_client_whose_connection_must_end_learns_why(sent: bytes, reason: str, at_once: bool) -> None:
+    """With `at_once`, the connection must end just after it received the bytes, before it waits for more."""
+    admission, calls = Admission(PATIENT), itertools.count(1)
+
+    def clock() -> float:
+        if next(calls) == 3 and at_once:  # after the times of the connection's start and of the first wait
+            (place,) = admission._places
+            place.end(reason)
+        return time.monotonic()
+
+    with served(PATIENT, admission, clock, sent=sent) as sock:
+        if not at_once:
+            wait_until(
+                lambda: not any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))),
+                "the connection receives the bytes",
+                pause_s=0.001,
+            )
+            (place,) = admission._places
+            place.end(reason)
         assert reason.encode() in all_of(sock)
 
 
