@@ -34,7 +34,7 @@ def main() -> None:
 
 def _lower_priority() -> None:
     """Let this process run only while a processor is idle, and end first when memory runs out."""
-    os.nice(19)
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
     with contextlib.suppress(OSError):  # some sandboxes refuse this; the nice value remains
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     prefer_for_oom(1000)
