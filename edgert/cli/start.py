@@ -30,10 +30,10 @@ POLL_S = 0.05
 @json_option
 @click.pass_obj
 def start(state: StateDir, as_json: bool) -> None:
-    """Run the daemon in the background and restart it when it dies. Does nothing if a daemon runs.
+    """Run the daemon in the background and restart it when it ends.
 
-    The daemon's log is `edgertd.log` in the state folder. If a systemd unit runs the daemon, this command fails and
-    prints the command to use.
+    If a daemon runs already, the command changes nothing. The daemon's log is `edgertd.log` in the state folder. If a
+    systemd unit runs the daemon, this command fails and prints the command to use.
 
     \b
     Example:

@@ -41,8 +41,8 @@ def doctor(
     device that does not answer does not delay the other devices. Without SELECTOR, the command checks the devices of
     the project's `selector`, else all devices.
 
-    Exits with 0 if nothing failed, else with the code of the first failure: 4 this host, 6 unreachable or another
-    host key, 7 a device.
+    The exit code is 0 if nothing failed, else the code of the first failure: 4 this host, 6 unreachable or another host
+    key, 7 a device.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`edgert deploy`: ship a bundle to devices and make it live, or roll back."""
+"""`edgert deploy`: send a bundle to devices and make it live, or roll back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def deploy(
     inventory: Inventory,
     as_json: bool,
 ) -> None:
-    """Ship BUNDLE to the devices of SELECTOR and make it live, or roll back.
+    """Send BUNDLE to the devices of SELECTOR and make it live, or roll back.
 
     Each device installs the new version, loads it beside the live version, and checks its golden samples. Then the
     device makes the new version live on trial, checks it again through the socket, and keeps it. If a step fails, the
@@ -87,8 +87,8 @@ def deploy(
     whose new version is on trial. A second Ctrl-C ends the command at once: a device on trial then rolls back by
     itself.
 
-    Exits with 0 if the release is live on every device, else with the code of the first failure: 5 bundle refused,
-    6 unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.
+    The exit code is 0 if the release is live on every device, else the code of the first failure: 5 bundle refused, 6
+    unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.
 
     \b
     Examples:
