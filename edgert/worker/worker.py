@@ -139,7 +139,7 @@ class Worker:
                 if message["final"]:
                     self._send_away("the daemon is stopping")
                 return
-        self._send_away("the daemon is gone")
+        self._send_away("the daemon has ended")
 
     def stop(self) -> None:
         """Finish the engine runs in progress, move every other client, and send the last report."""

@@ -177,10 +177,10 @@ def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
         return rollout
     at_work = store.is_at_work(rollout.id)
     if at_work is None:
-        return replace(rollout, reason=f"as {rollout.by} last recorded it")
+        return replace(rollout, reason=f"by the last record of {rollout.by}")
     if at_work:
         return rollout
-    return replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before the rollout was done")
+    return replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before the end of the rollout")
 
 
 def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
@@ -188,7 +188,7 @@ def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> No
     may_run = rollout.state in (RolloutState.RUNNING, RolloutState.PAUSED) and store.is_at_work(rollout.id) is None
     if yes or not may_run:
         return
-    why = f"rollout {rollout.id} is {rollout.state.value}, as {rollout.by} last recorded it, and may still run there"
+    why = f"by the last record of {rollout.by}, rollout {rollout.id} is {rollout.state.value}, so it may still run on that host"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{why}: check that it does not, then pass --yes")
     click.confirm(f"{why}. Take it over?", abort=True, err=True)

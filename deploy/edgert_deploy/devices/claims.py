@@ -190,7 +190,7 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
     printed = result.stdout.strip()
     if result.exit_code == _TAKEN:
         raise DeployUnderWay(
-            f"a bootstrap or uninstall is under way on {device.name} ({printed}). Nothing was changed; try again when it has ended"
+            f"a bootstrap or uninstall is in progress on {device.name} ({printed}). Nothing was changed; try again when it has ended"
         )
     if result.exit_code == _RUNTIME_TRIAL:
         raise DeployUnderWay(
@@ -226,7 +226,7 @@ def _noted(device: Device, what: str, other: str) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         note = locked(folder / name, wait_s=0)
     except BlockingIOError as error:
-        raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait until it ends") from error
+        raise DeployUnderWay(f"{other} is in progress on {device.name} from this host; wait until it ends") from error
     except OSError as error:
         raise ConfigInvalid(
             f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"

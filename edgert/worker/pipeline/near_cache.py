@@ -188,8 +188,8 @@ class NearCache:
         if not self.on:
             return f"off: fewer than {FLOOR:.0%} of the sampled answers agreed; on again in {self._off_until_s - self._clock():.0f} s"
         if self._probation:
-            return f"on probation: {self._probation} more near hits are computed and compared"
-        return f"one near hit in {SAMPLE_EVERY} is computed and compared"
+            return f"the engine also answers the next {self._probation} near hits, for comparison"
+        return f"the engine also answers one near hit in {SAMPLE_EVERY}, for comparison"
 
     def _nearest(self, signature: NDArray[np.float32]) -> tuple[_Entry | None, float]:
         """Return the nearest kept frame within the distance, and its distance; drop expired frames."""

@@ -10,7 +10,7 @@
 # runtime is on trial, and 77 if a folder cannot be written. The output tells which host or folder it is, and how many
 # seconds are left.
 #
-# HOME/setup is the claim. It expires, so a host that vanished blocks others only for a short time. A reboot also ends it.
+# HOME/setup is the claim. It expires, so a host that disappeared blocks others only briefly. A reboot also ends it.
 # The commands that create an environment lock HOME/working: such a command may continue after its host has gone.
 set -u
 umask 022

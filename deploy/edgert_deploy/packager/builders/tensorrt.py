@@ -61,7 +61,7 @@ class TensorRTBuilder(Builder):
     ) -> Artifact:
         source = adapt_source(source, self.engine)
         if keeps_quantization(spec, source):
-            progress("tensorrt: auditing the model's own quantization")
+            progress("tensorrt: checking the model's own quantization")
             proto = source.proto
         elif spec.precision.startswith("int8"):
             progress("tensorrt: quantizing (int8 activations, zero point 0)")

@@ -153,7 +153,7 @@ class _Findings:
     def leave_out(self, engine: str, error: EdgeRTError, *, warned: bool) -> None:
         self.left_out.append(LeftOut(engine, error.code, error.message))
         if not warned:
-            self.warn(f"{self.name} goes without {engine}: {error.message}")
+            self.warn(f"{self.name} gets no {engine} artifact: {error.message}")
 
     def record_failure(self, engine: str, precision: Precision, error: EdgeRTError) -> None:
         self.builder.report_failure(f"{self.name}: no {engine} {precision}", error)
