@@ -99,7 +99,7 @@ def _start_monitor(state: StateDir, log: BinaryIO, *options: str) -> subprocess.
 def _open_log(state: StateDir) -> BinaryIO:
     """Open the daemon's log to append to it. Raises StorageFailed."""
     with storing(f"cannot write {state.log}"):
-        path = state.place(state.log.name)  # the log is in memory if the storage is read-only
+        path = state.path_for_new(state.log.name)  # the log is in memory if the storage is read-only
     with storing(f"cannot write {path}"):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size > LOG_BYTES_MAX:

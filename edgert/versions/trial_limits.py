@@ -54,14 +54,14 @@ class TrialLimits:
             )
 
     @property
-    def fills(self) -> bool:
+    def adds_golden_samples(self) -> bool:
         """Whether the device sends golden samples to the model if apps sent too few requests."""
         return "p99_ms" in self.bounds or "error_share" in self.bounds
 
     @property
     def trial_s(self) -> float:
         """The longest time that the watch can add to a trial."""
-        return self.watch_s + (FILL_S_MAX if self.fills else 0.0)
+        return self.watch_s + (FILL_S_MAX if self.adds_golden_samples else 0.0)
 
     def as_options(self) -> list[str]:
         """Return the limits as options of `edgertd activate`."""

@@ -21,7 +21,7 @@ from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.claims import who
+from edgert_deploy.devices.claims import user_and_host
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import read_offer
@@ -135,7 +135,7 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
     with store.at_work(rollout.id):
         rollout = store.read(rollout.id)
         if rollout.state is not RolloutState.DONE or rollout.left:
-            rollout = replace(rollout, state=RolloutState.ABORTED, reason="aborted by the user", by=who())
+            rollout = replace(rollout, state=RolloutState.ABORTED, reason="aborted by the user", by=user_and_host())
             store.write(rollout)
     done = len(rollout.devices) - len(rollout.left)
     text = (

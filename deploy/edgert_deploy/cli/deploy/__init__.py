@@ -26,7 +26,7 @@ from edgert_deploy.cli.shared.rollout_output import ROWS_MAX, plan_json, plan_ta
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.claims import who
+from edgert_deploy.devices.claims import user_and_host
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import LineSink, Transport, open_transport
@@ -130,7 +130,7 @@ def _new_rollout(request: DeployRequest, strategy: Strategy, devices: list[Devic
         started_at=time.time(),
         bytes_per_s=request.bytes_per_s,
         limits=request.limits,
-        by=who(),
+        by=user_and_host(),
     )
 
 
@@ -152,7 +152,7 @@ def run_rollout(
     with store.at_work(rollout.id), progress:
         present = store.read(rollout.id)
         refuse_aborted(present)  # another process may have aborted it since this command read it
-        rollout = replace(present, devices=rollout.devices, by=who())
+        rollout = replace(present, devices=rollout.devices, by=user_and_host())
         request = replace(request, on_bytes=progress.sent)
         rollout = roll_out(store, rollout, request, devices, progress, on_outcome=progress.done)
     # A rollout that stopped between two waves has no errors, but some devices do not have the release yet.
