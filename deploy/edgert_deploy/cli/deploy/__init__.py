@@ -63,10 +63,10 @@ def deploy(
 
     Each device installs the new version, loads it beside the live version, and checks its golden samples. Then the
     device makes the new version live on trial, checks it again through the socket, and keeps it. If a step fails, the
-    previous version stays live or becomes live again. A device that does not answer does not delay the other devices.
-    If a local device is not bootstrapped yet, the command bootstraps the device first. A device accepts one deployment
-    of a model at a time and refuses a second deployment. Without SELECTOR, the command deploys to the devices of the
-    project's `selector`.
+    previous version stays live or becomes live again. If a device does not answer, the command continues with the other
+    devices. If a local device is not bootstrapped yet, the command bootstraps the device first. A device accepts one
+    deployment of a model at a time and refuses a second deployment. Without SELECTOR, the command deploys to the
+    devices of the project's `selector`.
 
     With --limit and --watch, the device measures the version on trial. If the version breaks a limit, or if this host
     does not confirm the version, the device rolls it back by itself and reports the reason. Limits may also be in

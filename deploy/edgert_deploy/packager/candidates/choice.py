@@ -352,7 +352,7 @@ class _EngineBuild:
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates in their order, except that those with hardly any INT8 come last."""
+    """Return the candidates in their order, except that those with almost no INT8 come last."""
     return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
 
 
