@@ -111,7 +111,9 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
     # A device that is no longer in the inventory is no longer part of the rollout.
     devices = [by_name[name] for name in rollout.devices if name in by_name]
     if not devices:
-        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {inventory} any more")
+        raise ConfigInvalid(
+            f"no device of rollout {rollout.id} is in {inventory} any more: start a new rollout with edgert deploy"
+        )
     rollout = replace(rollout, devices=tuple(device.name for device in devices))
     run_rollout(store, rollout, request, devices, verbose, as_json)
 
