@@ -1,4 +1,4 @@
-"""Facts about this machine and its user: temperature, memory, load, disk, clock, home. Linux.
+"""Facts about this Linux machine and its user: temperature, memory, load, disk, clock, home.
 
 This module only reads files. A fact that cannot be read is None; for example, a virtual machine has no thermometer.
 """

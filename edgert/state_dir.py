@@ -69,7 +69,7 @@ class StateDir:
         except OSError:  # the path does not exist, or this user has no access to it
             return socket
 
-    def place(self, name: str) -> Path:
+    def path_for_new(self, name: str) -> Path:
         """Return the path for the daemon's new file `name`. It is in memory if the storage is read-only."""
         instead = self.volatile(name)
         if not self.read_only:

@@ -1,1 +1,1 @@
-"""EdgeRT on the host: build checked artifacts, ship them over SSH, watch the fleet."""
+"""EdgeRT on the host: build checked artifacts, deploy them over SSH, watch the fleet."""

@@ -48,7 +48,7 @@ class Envelope:
         what = _WHAT[self.payload_type]
         for key in trusted:
             for key_id, signature in zip(self.key_ids, self.signatures, strict=True):
-                if key_id == key.key_id and key.made(signature, signed):
+                if key_id == key.key_id and key.verifies(signature, signed):
                     return key
         known = ", ".join(key.key_id for key in trusted) or "none"
         named = ", ".join(self.key_ids) or "none"

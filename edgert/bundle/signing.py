@@ -31,7 +31,7 @@ class PublicKey:
         raw = self.key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
         return hashlib.sha256(raw).hexdigest()[:16]
 
-    def made(self, signature: bytes, data: bytes) -> bool:
+    def verifies(self, signature: bytes, data: bytes) -> bool:
         """Return whether this key made `signature` of exactly this data."""
         try:
             self.key.verify(signature, data)

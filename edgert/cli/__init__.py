@@ -16,7 +16,7 @@ from edgert.state_dir import StateDir, default_state_dir
 # name -> ("module:attribute", the command's line in --help; "" hides a command that only programs call)
 COMMANDS = {
     "serve": ("edgert.cli.serve:serve", "Run the daemon in the foreground."),
-    "start": ("edgert.cli.start:start", "Run the daemon in the background and restart it when it dies."),
+    "start": ("edgert.cli.start:start", "Run the daemon in the background and restart it when it ends."),
     "stop": ("edgert.cli.stop:stop", "Stop the daemon after it has answered all requests."),
     "install": ("edgert.cli.install:install", "Verify a bundle and store it in the model's spare slot."),
     "activate": ("edgert.cli.activate:activate", "Make the installed version live, on trial."),

@@ -8,7 +8,7 @@ from edgert.checks.trial_preparation import measurable_limits
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.quantity import Duration
-from edgert.cli.slot_commands import follow, store_of
+from edgert.cli.slot_commands import serve_live, store_of
 from edgert.config import read_config
 from edgert.durations import TRIAL_S_MAX, duration_text
 from edgert.state_dir import StateDir
@@ -67,7 +67,7 @@ def activate(
             progress(f"not watched: {note}")
     with under_claim(state, token):
         slots = store.activate(trial_s, watched)
-        serving = follow(state, model)
+        serving = serve_live(state, model)
     version = slots.live
     assert version is not None
     emit(

@@ -25,7 +25,7 @@ from edgert.versions.claims import under_claim
 def check(state: StateDir, model: str, token: str, as_json: bool) -> None:
     """Send MODEL's golden inputs through the daemon's socket, like an app, and compare the answers.
 
-    Exits with 9 if an answer is outside the signed tolerance.
+    The exit code is 9 if an answer is outside the signed tolerance.
 
     \b
     Example:

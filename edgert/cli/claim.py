@@ -61,7 +61,7 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
 @json_option
 @click.pass_obj
 def unclaim(state: StateDir, token: str, as_json: bool) -> None:
-    """Release a claim. Does nothing if the claim has ended.
+    """Release a claim. If the claim has ended, the command changes nothing.
 
     \b
     Example:

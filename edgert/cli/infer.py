@@ -28,7 +28,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def infer(state: StateDir, model: str, source: Path, out: Path | None, as_json: bool) -> None:
     """Send a request to MODEL through the daemon's socket, like an app.
 
-    Exits with 4 if the file cannot be used, with 8 if the request fails or no daemon runs.
+    The exit code is 4 if the file cannot be used, and 8 if the request fails or no daemon runs.
 
     \b
     Examples:

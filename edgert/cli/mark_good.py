@@ -6,7 +6,7 @@ import click
 
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
-from edgert.cli.slot_commands import follow, store_of
+from edgert.cli.slot_commands import serve_live, store_of
 from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
 
@@ -28,7 +28,7 @@ def mark_good(state: StateDir, model: str, force: bool, token: str, as_json: boo
     """
     with under_claim(state, token):
         slots = store_of(state, model).mark_good(force=force)
-        follow(state, model)
+        serve_live(state, model)
     version = slots.live
     assert version is not None
     emit({"model": model, "release": version.release}, f"release {version.release} of {model} is good", as_json)

@@ -6,7 +6,7 @@ import click
 
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
-from edgert.cli.slot_commands import follow, store_of
+from edgert.cli.slot_commands import serve_live, store_of
 from edgert.errors import TransitionRefused
 from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
@@ -35,7 +35,7 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
         if not force:
             refuse_forward(model, before)
         after = store.rollback()
-        follow(state, model)
+        serve_live(state, model)
     was, release = _release(before), _release(after)
     text = f"{model}: release {was or 'none'} -> {release or 'none'}"
     if was == release:

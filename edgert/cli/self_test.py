@@ -20,8 +20,8 @@ from edgert.versions.slot_store import SlotStore
 def self_test(state: StateDir, models: tuple[str, ...], as_json: bool) -> None:
     """Load MODELS (default: all live ones) without the daemon and compare their golden answers.
 
-    `edgert bootstrap --upgrade` runs this command with a new runtime before the device switches to this runtime. Exits
-    with 9 if an answer is outside the signed tolerance.
+    `edgert bootstrap --upgrade` runs this command with a new runtime before the device switches to this runtime. The
+    exit code is 9 if an answer is outside the signed tolerance.
 
     \b
     Example:

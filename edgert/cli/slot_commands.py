@@ -25,7 +25,7 @@ def store_of(state: StateDir, model: str) -> SlotStore:
     return SlotStore(state.models / model)
 
 
-def follow(state: StateDir, model: str) -> dict[str, Any] | None:
+def serve_live(state: StateDir, model: str) -> dict[str, Any] | None:
     """Let the daemon serve the live version; return the model's status, or None if no daemon runs.
 
     Raises the error that prevents the daemon from serving this version.

@@ -30,10 +30,10 @@ POLL_S = 0.05
 @json_option
 @click.pass_obj
 def start(state: StateDir, as_json: bool) -> None:
-    """Run the daemon in the background and restart it when it dies. Does nothing if a daemon runs.
+    """Run the daemon in the background and restart it when it ends.
 
-    The daemon's log is `edgertd.log` in the state folder. If a systemd unit runs the daemon, this command fails and
-    prints the command to use.
+    If a daemon runs already, the command changes nothing. The daemon's log is `edgertd.log` in the state folder. If a
+    systemd unit runs the daemon, this command fails and prints the command to use.
 
     \b
     Example:
@@ -99,7 +99,7 @@ def _start_monitor(state: StateDir, log: BinaryIO, *options: str) -> subprocess.
 def _open_log(state: StateDir) -> BinaryIO:
     """Open the daemon's log to append to it. Raises StorageFailed."""
     with storing(f"cannot write {state.log}"):
-        path = state.place(state.log.name)  # the log is in memory if the storage is read-only
+        path = state.path_for_new(state.log.name)  # the log is in memory if the storage is read-only
     with storing(f"cannot write {path}"):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size > LOG_BYTES_MAX:

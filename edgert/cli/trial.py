@@ -34,8 +34,8 @@ POLL_S = 0.2
 def trial(state: StateDir, model: str, wait: bool, for_s: float | None, digest: str, token: str, as_json: bool) -> None:
     """Show the trial of MODEL: the measurements, the time that is left, or the outcome.
 
-    Exits with 9 if the version was rolled back, and prints the reason. If no daemon runs, this command ends a trial
-    whose time has passed or whose watch was interrupted.
+    If the version was rolled back, the command prints the reason, and the exit code is 9. If no daemon runs, this
+    command ends a trial whose time has passed or whose watch was interrupted.
 
     \b
     Examples:

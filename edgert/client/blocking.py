@@ -111,7 +111,7 @@ class Client(BaseClient):
                 such files (docs/images.md).
             timeout_s: The time limit of this call; None for the client's `timeout_s`.
             cache: Whether a cache may answer.
-            priority: "high" overtakes other requests that wait for the engine.
+            priority: With "high", the request runs before other requests that wait for the engine.
             trace: Whether to return an InferResponse: the outputs, the release that answered, the stage times, the
                 batch, and whether a cache answered.
 

@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--state", required=True)
     parser.add_argument("--adopt", type=int, metavar="PID", help="the process id of a daemon whose monitor was killed")
     arguments = parser.parse_args()
-    return Monitor(arguments.state).keep(arguments.adopt)
+    return Monitor(arguments.state).keep_running(arguments.adopt)
 
 
 class Monitor:
@@ -56,7 +56,7 @@ class Monitor:
         signal.signal(signal.SIGALRM, lambda *_: shorten_log())
         signal.setitimer(signal.ITIMER_REAL, LOG_CHECK_S, LOG_CHECK_S)
 
-    def keep(self, adopted: int | None = None) -> int:
+    def keep_running(self, adopted: int | None = None) -> int:
         """Start the daemon again and again, until a run ends normally or the first run fails at once.
 
         If `adopted`, the process id of a running daemon, is given, wait for the end of this daemon first. Return the

@@ -388,7 +388,7 @@ class Supervisor:
     def _socket_paths(self) -> tuple[Path, Path]:
         """Return the paths of the apps' socket and of the control socket. Raises StorageFailed."""
         try:
-            control, apps = self._state.place("control.sock"), self._state.place("edgert.sock")
+            control, apps = self._state.path_for_new("control.sock"), self._state.path_for_new("edgert.sock")
             if self._state.read_only:
                 log(f"{self._state.root} is read-only: live versions are served, and every change is refused")
         except OSError as error:

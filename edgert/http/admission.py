@@ -26,7 +26,7 @@ from edgert.http.limits import BODY_BYTES_PER_S_MIN, STILL_S_MAX, Limits
 from edgert.http.messages import HttpError
 
 # The reasons why a connection must end before its request is complete.
-EVICTED = "the request arrived too slowly, and another client needs this connection's place"
+EVICTED = "the request arrived too slowly, and another client gets this connection's place"
 STOPPING = "the server is stopping"
 
 

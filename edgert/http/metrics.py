@@ -86,7 +86,7 @@ _BY_LABEL: tuple[tuple[str, str, str, Callable[[WorkerFigures], Mapping[str, int
     ("edgert_batches", "Batches by the reason that closed them.", "reason", lambda m: m.batches_closed, 1),
     (
         "edgert_cache_lookups",
-        "Look-ups in the prediction cache.",
+        "Lookups in the prediction cache.",
         "result",
         lambda m: {"hit": m.cache.hits, "miss": m.cache.misses},
         1,

@@ -150,7 +150,7 @@ typedef struct edgert_tensor {
 typedef struct edgert_options {
     uint32_t timeout_ms; /* time-out of this request and of reconnecting; 0 for the client's time-out */
     int no_cache;        /* the engine answers, not the cache */
-    int high_priority;   /* the request overtakes other requests that wait for the engine */
+    int high_priority;   /* the request runs before other requests that wait for the engine */
 } edgert_options;
 
 typedef struct edgert_response {

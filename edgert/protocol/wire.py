@@ -33,7 +33,7 @@ HELLO, WELCOME, INFER, RESULT, ERROR, PING, PONG, MOVED, RESUME = range(1, 10)
 FLAG_NO_CACHE = 1  # INFER: the engine answers, and the answer is not cached
 FLAG_CACHE_HIT = 2  # RESULT: the answer is from the cache
 FLAG_SHARED = 4  # INFER, RESULT: the body is in the shared memory that arrived with the WELCOME
-FLAG_HIGH_PRIORITY = 8  # INFER: the request overtakes other requests that wait for the engine
+FLAG_HIGH_PRIORITY = 8  # INFER: the request runs before other requests that wait for the engine
 FLAG_NEAR_HIT = 16  # RESULT, with FLAG_CACHE_HIT: the cached answer belongs to a nearly equal input
 FLAG_MANY = 32  # RESULT: other clients also send requests to this model
 

@@ -244,7 +244,7 @@ class Registry:
             waited_s += self._clock() - began_s
             received += len(piece)
             if not piece:
-                raise RegistryUnreachable(f"{what} of {self.repository} broke off {length - received} bytes early")
+                raise RegistryUnreachable(f"{what} of {self.repository} ended {length - received} bytes early")
             yield piece
             if waited_s > START_S + received / SLOWEST_BYTES_PER_S:
                 raise RegistryUnreachable(
@@ -300,7 +300,7 @@ class Registry:
             raise NotInRegistry(f"{self.repository} does not accept {what}{reason}")
         if status == 413:
             raise RegistryError(
-                f"{self.repository} refuses {what} as too large: raise the limit there, or of a proxy before it "
+                f"{self.repository} refuses {what} as too large: raise the limit there, or of a proxy in front of it "
                 "(nginx: client_max_body_size 0)"
             )
         if status in _OVERLOADED:

@@ -122,7 +122,7 @@ class Forwarder:
             settings.broker,
             self._topics.client_id,
             will=Will(self._topics.status, b"lost"),
-            on_message=self._hinted,
+            on_message=self._pass_on_hint,
             on_acknowledged=self._acknowledged,
         )
         self._reset()
@@ -142,7 +142,7 @@ class Forwarder:
                 self._end()
             except EdgeRTError as error:
                 self._connection.abandon()
-                self._suspect()
+                self._hold_back_suspect()
                 self._note(error.code, f"{error.message}; reports stay on disk until the next connection")
                 # Two devices with the same id disconnect each other at once, so a pause is also needed after a
                 # connection. Half of the pause is random, so that a fleet does not reconnect in one wave.
@@ -162,10 +162,10 @@ class Forwarder:
         self._sys_due_at = self._clock()
         self._online_again_at: float | None = None
 
-    def _suspect(self) -> None:
+    def _hold_back_suspect(self) -> None:
         """Hold a message back if the broker closed several connections after this message."""
         in_flight = (message.id for message in self._in_flight.values() if message is not None)
-        message_id = self._held.hung_up(in_flight, self._clock())
+        message_id = self._held.note_lost_connection(in_flight, self._clock())
         self._in_flight = {}
         if message_id is not None:
             with contextlib.suppress(StorageFailed):
@@ -193,7 +193,7 @@ class Forwarder:
             except BrokerRefused as error:  # without hints, the device reads its channel at its interval
                 self._log(f"telemetry: {error.message}")
 
-    def _hinted(self, topic: str, payload: bytes, retained: bool) -> None:
+    def _pass_on_hint(self, topic: str, payload: bytes, retained: bool) -> None:
         """Pass on a new hint. The broker sends the retained hint again at each connection."""
         if topic == self._settings.hint_topic and payload[:HINT_BYTES_MAX] != self._hint:
             self._hint = payload[:HINT_BYTES_MAX]

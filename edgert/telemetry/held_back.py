@@ -60,7 +60,7 @@ class HeldBack:
         self._released |= again
         return bool(again)
 
-    def hung_up(self, in_flight: Iterable[int], now: float) -> int | None:
+    def note_lost_connection(self, in_flight: Iterable[int], now: float) -> int | None:
         """Note that a connection ended; return the message to hold back, if there is enough evidence."""
         first = min(in_flight, default=None)
         if first is None or now - self._connected_at > SOON_S:

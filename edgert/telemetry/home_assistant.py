@@ -70,7 +70,7 @@ def discovery(
         },
         "origin": {"name": "EdgeRT"},
         "availability_topic": topics.status,
-        # The broker publishes `lost` for a device that vanished.
+        # The broker publishes `lost` for a device that disappeared.
         "availability_template": "{{ 'online' if value == 'online' else 'offline' }}",
         "components": components,
         "qos": 0,

@@ -123,7 +123,7 @@ class MqttSettings(BrokerLogin):
 
 @dataclass(frozen=True)
 class Will:
-    """The message that the broker publishes, retained, if this client vanishes."""
+    """The message that the broker publishes, retained, if this client disappears."""
 
     topic: str
     payload: bytes
@@ -135,7 +135,7 @@ class Connection:
     Args:
         settings: The broker's address and the login.
         client_id: The MQTT client id; "" lets the broker choose an id.
-        will: The message that the broker publishes if this client vanishes.
+        will: The message that the broker publishes if this client disappears.
         session_s: The time for which the broker keeps a session while this client is not connected; None for no
             session. A session needs a `client_id`, and only `acknowledge` acknowledges its messages.
         on_message: `pump` calls on_message(topic, payload, retained) for each message.

@@ -2,7 +2,7 @@
 
 A deployment consists of several commands over minutes, and no process on the device lasts that long. So the deployment
 acquires a claim: a token with an end time. Each of its commands sends the token, which renews the claim. If the host
-vanishes, the claim expires by itself. A reboot also ends the claim. The device also accepts commands without a token,
+disappears, the claim expires by itself. A reboot also ends the claim. The device also accepts commands without a token,
 because claims separate deployments but are not permissions.
 
     STATE/claims/<model>.json    the claim of a model, until its release

@@ -71,7 +71,7 @@ def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVe
 
 
 @dataclass(frozen=True)
-class Working(Generic[T]):
+class WorkingArtifact(Generic[T]):
     """The first artifact that works, the result of `use`, and the start of each earlier error."""
 
     artifact: ArtifactEntry
@@ -79,7 +79,9 @@ class Working(Generic[T]):
     tried: tuple[str, ...]
 
 
-def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], *, strict: bool = False) -> Working[T]:
+def first_working(
+    version: InstalledVersion, use: Callable[[ArtifactEntry], T], *, strict: bool = False
+) -> WorkingArtifact[T]:
     """Pass the version's artifacts to `use`, in order of preference, until `use` raises no error.
 
     If no artifact works, raises the error of the last artifact. With `strict`, raises the error of the first artifact.
@@ -87,7 +89,7 @@ def first_working(version: InstalledVersion, use: Callable[[ArtifactEntry], T], 
     tried: list[str] = []
     for artifact in version.artifacts:
         try:
-            return Working(artifact, use(artifact), tuple(tried))
+            return WorkingArtifact(artifact, use(artifact), tuple(tried))
         except EdgeRTError as error:
             tried.append(f"{artifact.id}: {error.message[:TRIED_CHARS_MAX]}")
             failure = error

@@ -166,7 +166,7 @@ class SlotStore:
             spare = before.spare
             if before.on_trial or (spare is not None and spare.good and spare.digest not in distrusted):
                 return reason
-            raise TransitionRefused("there is no earlier good version that did not fail; deploy one")
+            raise TransitionRefused("no earlier version is left for a rollback: deploy a version")
 
         return self._roll_back(reason_of, wait=False) is not None
 

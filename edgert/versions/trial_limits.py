@@ -19,7 +19,7 @@ WATCH_S = 60.0  # the time of the watch, if none is given
 WATCH_S_MAX = 23 * 3600.0  # the longest watch: with loading and confirmation, it is still below the longest trial
 REQUESTS_MIN = 100  # a p99 or an error rate of fewer requests has no meaning; golden samples add the missing requests
 COMPARED_MIN = 20  # the agreement of fewer compared answers has no meaning
-COMPARED_FEW = 300  # with fewer answers, agreement hardly distinguishes similar versions (docs/deploying.md)
+COMPARED_FEW = 300  # with fewer answers, agreement cannot distinguish similar versions well (docs/deploying.md)
 BROKEN_CHECKS_MAX = 3  # this number of checks in a row with a broken limit ends the watch; one outlier does not
 FILL_S_MAX = 60.0  # the time for golden samples at the end of a watch with too few requests
 OFF = "off"
@@ -54,14 +54,14 @@ class TrialLimits:
             )
 
     @property
-    def fills(self) -> bool:
+    def adds_golden_samples(self) -> bool:
         """Whether the device sends golden samples to the model if apps sent too few requests."""
         return "p99_ms" in self.bounds or "error_share" in self.bounds
 
     @property
     def trial_s(self) -> float:
         """The longest time that the watch can add to a trial."""
-        return self.watch_s + (FILL_S_MAX if self.fills else 0.0)
+        return self.watch_s + (FILL_S_MAX if self.adds_golden_samples else 0.0)
 
     def as_options(self) -> list[str]:
         """Return the limits as options of `edgertd activate`."""

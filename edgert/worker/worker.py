@@ -87,7 +87,7 @@ def _serve(end: socket.socket) -> int:
         return 1
     try:
         worker.start(end)
-        worker.attend(end)
+        worker.handle_messages(end)
     finally:
         worker.stop()
     return 0
@@ -115,7 +115,7 @@ class Worker:
             reporter.event("degraded", reason="; ".join(parts.model.tried)[:500])
         _send(end, {"op": "ready", "loaded": to_json(self._loaded())})
 
-    def attend(self, end: socket.socket) -> None:
+    def handle_messages(self, end: socket.socket) -> None:
         """Handle the supervisor's messages until it sends `stop` or is gone."""
         while (received := link.receive(end)) is not None:
             message, descriptors = received
@@ -139,7 +139,7 @@ class Worker:
                 if message["final"]:
                     self._send_away("the daemon is stopping")
                 return
-        self._send_away("the daemon is gone")
+        self._send_away("the daemon has ended")
 
     def stop(self) -> None:
         """Finish the engine runs in progress, move every other client, and send the last report."""
@@ -227,7 +227,7 @@ class Worker:
 
 
 def _send(end: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message to the supervisor. If the supervisor is gone, `attend` notices."""
+    """Send a message to the supervisor. If the supervisor is gone, `handle_messages` notices."""
     with contextlib.suppress(OSError):
         link.send(end, message)
 

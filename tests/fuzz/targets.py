@@ -147,7 +147,7 @@ KEY = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 class _AnySignature(PublicKey):
     """A trusted key that accepts every signature, so that changed bytes reach the code behind this check."""
 
-    def made(self, signature: bytes, data: bytes) -> bool:
+    def verifies(self, signature: bytes, data: bytes) -> bool:
         return True
 
 

@@ -224,8 +224,8 @@ class Runtimes:
             return ()
         for claim in status.claims:
             raise DeployUnderWay(
-                f"a deployment of {claim.model} is under way on {self.device.name} (since {claim.since}, by {claim.by}): change the "
-                f"runtime after this deployment. If that host has vanished, its claim expires in {claim.left_s:.0f} s"
+                f"a deployment of {claim.model} is in progress on {self.device.name} (since {claim.since}, by {claim.by}): change the "
+                f"runtime after this deployment. If that host has disappeared, its claim expires in {claim.left_s:.0f} s"
             )
         on_trial = [model.model for model in status.models if model.on_trial]
         if on_trial:

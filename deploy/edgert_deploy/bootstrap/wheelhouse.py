@@ -274,7 +274,9 @@ def _collect(folder: Path, requirements: Sequence[Requirement], spec: _DownloadS
         if not more:
             return
         wanted = more if spec.lock else wanted + more
-    raise ConfigInvalid(f"the wheels for {spec.target} lack {wanted[-1]} after {ROUNDS_MAX} downloads")
+    raise ConfigInvalid(
+        f"the wheels for {spec.target} still lack {wanted[-1]} after {ROUNDS_MAX} rounds of downloads: this is a fault of edgert, please report it"
+    )
 
 
 def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelTarget, lock: Lock) -> None:

@@ -25,7 +25,7 @@ COMMANDS = {
         "Install edgert and its engines on bare devices; upgrade them.",
     ),
     "uninstall": ("edgert_deploy.cli.uninstall:uninstall", "Remove EdgeRT from devices."),
-    "deploy": ("edgert_deploy.cli.deploy:deploy", "Ship a bundle to devices and make it live, or roll back."),
+    "deploy": ("edgert_deploy.cli.deploy:deploy", "Send a bundle to devices and make it live, or roll back."),
     "publish": ("edgert_deploy.cli.publish:publish", "Put a bundle into a registry, and into a channel there."),
     "publish-runtime": (
         "edgert_deploy.cli.publish_runtime:publish_runtime",
@@ -60,7 +60,7 @@ COMMANDS = {
 @click.version_option(__version__, prog_name="edgert")
 @click.pass_context
 def edgert(ctx: click.Context) -> None:
-    """Build checked INT8 models for a mixed fleet, ship them over SSH, watch their latency.
+    """Build checked INT8 models for a mixed fleet, deploy them over SSH, watch their latency.
 
     \b
     Examples:

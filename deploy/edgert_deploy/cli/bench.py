@@ -45,7 +45,7 @@ def bench(
     measures the latency, and several clients (--clients) measure the throughput. Without SELECTOR, the command measures
     the devices of the project's `selector`.
 
-    Exits with the code of the first device that could not be measured.
+    The exit code is the code of the first device that could not be measured.
 
     \b
     Examples:

@@ -37,12 +37,12 @@ def doctor(
 ) -> None:
     """Find what is missing or wrong on this host and on devices.
 
-    Each finding is ok, warn or fail; a finding that is not ok names the next step. The command changes nothing. A
-    device that does not answer does not delay the other devices. Without SELECTOR, the command checks the devices of
-    the project's `selector`, else all devices.
+    Each finding is ok, warn or fail; a finding that is not ok names the next step. The command changes nothing. If a
+    device does not answer, the command continues with the other devices. Without SELECTOR, the command checks the
+    devices of the project's `selector`, else all devices.
 
-    Exits with 0 if nothing failed, else with the code of the first failure: 4 this host, 6 unreachable or another
-    host key, 7 a device.
+    The exit code is 0 if nothing failed, else the code of the first failure: 4 this host, 6 unreachable or another host
+    key, 7 a device.
 
     \b
     Examples:

@@ -56,8 +56,8 @@ def infer(
     """Send one request for MODEL to a running daemon and show the answer.
 
     Without SELECTOR, the request goes to this machine's daemon. With the SELECTOR of one device, the command sends the
-    file to this device; the answer has at most 16 MB as JSON. Exits with 4 if the file cannot be used, 6 if the
-    device cannot be reached, 8 if the request fails.
+    file to this device; the answer has at most 16 MB as JSON. The exit code is 4 if the file cannot be used, 6 if the
+    device cannot be reached, and 8 if the request fails.
 
     \b
     Examples:

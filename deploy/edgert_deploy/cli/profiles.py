@@ -20,7 +20,7 @@ def profiles(profiles_dir: Path | None, as_json: bool) -> None:
     """List the device profiles for `edgert build --target`. Each profile is one TOML file.
 
     The column ENGINE has the engine that the profile prefers. The list contains your own profiles, in --profiles and
-    ./profiles, and the profiles that ship. Your own profile replaces one of the same name.
+    ./profiles, and the profiles that ship with edgert. Your own profile replaces a shipped profile of the same name.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.claims import who
+from edgert_deploy.devices.claims import user_and_host
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import read_offer
@@ -111,7 +111,9 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
     # A device that is no longer in the inventory is no longer part of the rollout.
     devices = [by_name[name] for name in rollout.devices if name in by_name]
     if not devices:
-        raise ConfigInvalid(f"no device of rollout {rollout.id} is in {inventory} any more")
+        raise ConfigInvalid(
+            f"no device of rollout {rollout.id} is in {inventory} any more: start a new rollout with edgert deploy"
+        )
     rollout = replace(rollout, devices=tuple(device.name for device in devices))
     run_rollout(store, rollout, request, devices, verbose, as_json)
 
@@ -135,7 +137,7 @@ def abort(id: str | None, yes: bool, as_json: bool) -> None:
     with store.at_work(rollout.id):
         rollout = store.read(rollout.id)
         if rollout.state is not RolloutState.DONE or rollout.left:
-            rollout = replace(rollout, state=RolloutState.ABORTED, reason="aborted by the user", by=who())
+            rollout = replace(rollout, state=RolloutState.ABORTED, reason="aborted by the user", by=user_and_host())
             store.write(rollout)
     done = len(rollout.devices) - len(rollout.left)
     text = (
@@ -177,10 +179,10 @@ def _with_present_state(store: RolloutStore, rollout: Rollout) -> Rollout:
         return rollout
     at_work = store.is_at_work(rollout.id)
     if at_work is None:
-        return replace(rollout, reason=f"as {rollout.by} last recorded it")
+        return replace(rollout, reason=f"by the last record of {rollout.by}")
     if at_work:
         return rollout
-    return replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before the rollout was done")
+    return replace(rollout, state=RolloutState.CUT_OFF, reason="its process ended before the end of the rollout")
 
 
 def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> None:
@@ -188,7 +190,7 @@ def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> No
     may_run = rollout.state in (RolloutState.RUNNING, RolloutState.PAUSED) and store.is_at_work(rollout.id) is None
     if yes or not may_run:
         return
-    why = f"rollout {rollout.id} is {rollout.state.value}, as {rollout.by} last recorded it, and may still run there"
+    why = f"by the last record of {rollout.by}, rollout {rollout.id} is {rollout.state.value}, so it may still run on that host"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{why}: check that it does not, then pass --yes")
     click.confirm(f"{why}. Take it over?", abort=True, err=True)

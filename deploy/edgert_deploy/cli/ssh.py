@@ -25,7 +25,7 @@ def ssh(tty: bool, inventory: Inventory, selector: str, command: tuple[str, ...]
 
     ssh accepts only the host keys in the inventory, for the device and for the jump host. User, port, identity and jump
     host come from the inventory, other settings from ~/.ssh/config. A shell on the device interprets COMMAND, as with
-    ssh. Exits with COMMAND's code, or with 255 if ssh could not connect.
+    ssh. The exit code is COMMAND's code, or 255 if ssh could not connect.
 
     \b
     Examples:

@@ -64,7 +64,7 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
       - a degraded engine, a model that does not serve, a daemon that does not run
       - another version or other code of edgert than this host's
 
-    Exits with the code of the first device that cannot be reached or gives no status.
+    The exit code is the code of the first device that cannot be reached or gives no status.
 
     \b
     Examples:

@@ -117,7 +117,10 @@ def _write_bundle(bundle: Bundle, target: TargetEntry, facts: DeviceStatus, fold
     artifacts = [manifest.artifact(name) for name in target.artifacts]
     chosen = [artifact for artifact in artifacts if artifact.engine in facts.engines]
     if not chosen:
-        raise EngineMissing(f"{facts.device} has none of the engines {', '.join(a.engine for a in artifacts)}")
+        raise EngineMissing(
+            f"{facts.device} has none of the engines {', '.join(a.engine for a in artifacts)}: "
+            f"install one with edgert bootstrap {facts.device} --engines {artifacts[0].engine}"
+        )
     bundle.unpack(folder, frozenset({*manifest.golden_inputs, *(path for entry in chosen for path in entry.files)}))
     samples = []
     for path in manifest.golden_inputs:

@@ -96,7 +96,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
     with _noted(daemon.device, model, f"another deployment of {model}") as note:
         old = _read(note)
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
-        answer = daemon.call("claim", model, "--by", who(), "--for", duration_text(lasts_s), *instead)
+        answer = daemon.call("claim", model, "--by", user_and_host(), "--for", duration_text(lasts_s), *instead)
         token = str(answer["token"])
         _write(note, token)
         try:
@@ -124,7 +124,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
             yield transport
             return
         token, lasts_s, begun = secrets.token_hex(8), QUICK_S_MAX + SPARE_S, time.monotonic()
-        by = re.sub(r"[^\x20-\x7e]", "?", who())
+        by = re.sub(r"[^\x20-\x7e]", "?", user_and_host())
         old = _read(note)
         words = ("take", device.home, device.state, token, f"{lasts_s:.0f}", by, old, "yes" if make else "no", KNOWN)
         if _script(device, transport, words).stdout.strip() == _NOT_SET_UP:
@@ -190,7 +190,7 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
     printed = result.stdout.strip()
     if result.exit_code == _TAKEN:
         raise DeployUnderWay(
-            f"a bootstrap or uninstall is under way on {device.name} ({printed}). Nothing was changed; try again when it has ended"
+            f"a bootstrap or uninstall is in progress on {device.name} ({printed}). Nothing was changed; try again when it has ended"
         )
     if result.exit_code == _RUNTIME_TRIAL:
         raise DeployUnderWay(
@@ -226,7 +226,7 @@ def _noted(device: Device, what: str, other: str) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         note = locked(folder / name, wait_s=0)
     except BlockingIOError as error:
-        raise DeployUnderWay(f"{other} is under way on {device.name} from this host; wait until it ends") from error
+        raise DeployUnderWay(f"{other} is in progress on {device.name} from this host; wait until it ends") from error
     except OSError as error:
         raise ConfigInvalid(
             f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
@@ -244,7 +244,7 @@ def _write(note: int, token: str) -> None:
     os.pwrite(note, token.encode(), 0)
 
 
-def who() -> str:
+def user_and_host() -> str:
     """Return USER@HOST of this process, for messages on other hosts."""
     try:
         user = getpass.getuser()

@@ -104,7 +104,12 @@ def _connection(report: _Report) -> MachineFacts | None:
         facts = facts if device.kind.needs_runtime else local_facts(facts)
     except HostKeyMismatch as error:
         jump = f"--jump {device.jump}" if "the jump host" in error.message else "--repin"
-        report.fail("host key", error.message, f"edgert device set {name} {jump}, once you know why", error.exit_code)
+        report.fail(
+            "host key",
+            error.message,
+            f"find out why the key differs, then: edgert device set {name} {jump}",
+            error.exit_code,
+        )
     except LoginRefused as error:
         next_step = error.message.rpartition(". ")[2]
         if "ssh-copy-id" in next_step:

@@ -1,7 +1,7 @@
-"""The progress of a channel, from the reports of its devices in the store. Pure.
+"""The progress of a channel, from the reports of its devices in the store.
 
-A device reports its channel in `info` and the live release of each model in `deploy`. If it rolls back or refuses a
-release, it reports this in an event.
+This module does no I/O. A device reports its channel in `info` and the live release of each model in `deploy`. If it
+rolls back or refuses a release, it reports this in an event.
 """
 
 from __future__ import annotations

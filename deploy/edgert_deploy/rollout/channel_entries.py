@@ -1,7 +1,7 @@
-"""Changes the entries of a channel: adds a release, raises its share, halts it. Pure.
+"""Changes the entries of a channel: adds a release, raises its share, halts it.
 
-For each model, a channel lists releases for some devices first, and the release for every device last. A device uses
-the first entry that selects it (edgert.bundle.channel).
+This module does no I/O. For each model, a channel lists releases for some devices first, and the release for every
+device last. A device uses the first entry that selects it (edgert.bundle.channel).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Ou
     except OSError as error:  # about a file on this host, such as a delta that another command removed from the cache
         cause = f"{error.filename or device.name}: {error.strerror or error} (on this host)"
         outcome = _failed(
-            device, StorageFailed(f"{cause}; mend this, then deploy again; {_if_on_trial(request, device)}")
+            device, StorageFailed(f"{cause}; repair this, then deploy again; {_if_on_trial(request, device)}")
         )
     if outcome.error is not None:
         progress(f"{outcome.result.value} [{outcome.error.code}]")
@@ -101,7 +101,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Ou
 
 def abandoned(request: DeployRequest, device: Device) -> Outcome:
     """Return the outcome of a deployment that the user abandoned before its end."""
-    text = f"abandoned in the middle: {_if_on_trial(request, device)}"
+    text = f"abandoned before its end: {_if_on_trial(request, device)}"
     return _failed(device, Interrupted(text), Result.ABANDONED)
 
 

@@ -1,7 +1,7 @@
-"""The plan: the steps that make a bundle live on one device, or the reason for a refusal. Pure.
+"""The plan: the steps that make a bundle live on one device, or the reason for a refusal.
 
-The plan predicts a refusal before the host sends a byte. The device checks everything again at the installation, and
-only the device's decision is final.
+This module does no I/O. The plan predicts a refusal before the host sends a byte. The device checks everything again at
+the installation, and only the device's decision is final.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def deploy_each(
 ) -> list[Outcome]:
     """Deploy to each device; return the outcomes in the order of `devices`.
 
-    A device that does not answer does not delay the others. Several threads call the functions in the arguments.
+    The other devices do not wait for a device that does not answer. Several threads call the functions in the
+    arguments.
 
     Args:
         request: The bundle, its trial, and the access to devices.

@@ -1,9 +1,9 @@
-"""A rollout, and its record: a file of JSON lines that grows, but never changes a line. Pure.
+"""A rollout, and its record: a file of JSON lines that grows, but never changes a line.
 
-Theory of operation. The first line describes the rollout. Each other line is an event: the outcome of a device, or the
-state of the whole rollout. Each event has a growing number, so the order of the lines does not matter. If two copies of
-a record both grew, the merged record has the lines of both, and every host reads the same rollout from it. An abort is
-final, even if another host continued the rollout at the same time.
+This module does no I/O. Theory of operation. The first line describes the rollout. Each other line is an event: the
+outcome of a device, or the state of the whole rollout. Each event has a growing number, so the order of the lines does
+not matter. If two copies of a record both grew, the merged record has the lines of both, and every host reads the same
+rollout from it. An abort is final, even if another host continued the rollout at the same time.
 """
 
 from __future__ import annotations

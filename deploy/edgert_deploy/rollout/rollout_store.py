@@ -26,7 +26,7 @@ from typing import Protocol
 
 from edgert.durable import is_locked, locked, sync_file, sync_folder
 from edgert.errors import ConfigInvalid, EdgeRTError
-from edgert_deploy.devices.claims import who
+from edgert_deploy.devices.claims import user_and_host
 from edgert_deploy.rollout.rollout_record import Record, Rollout, new_record
 
 SUFFIX = ".jsonl"
@@ -184,7 +184,7 @@ class RolloutStore:
         try:
             if is_locked(lock):
                 return True
-            is_local = lock.exists() and self.read(id).by in ("", who())
+            is_local = lock.exists() and self.read(id).by in ("", user_and_host())
         except OSError as error:
             raise self._unusable("lock a rollout in", error) from error
         if self._team is not None:

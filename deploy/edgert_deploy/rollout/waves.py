@@ -1,6 +1,6 @@
 """Waves: the order in which devices get a release, and the number of failures that stops a rollout.
 
-Pure: `roll_out` applies the order and the limit.
+This module does no I/O: `roll_out` applies the order and the limit.
 """
 
 from __future__ import annotations

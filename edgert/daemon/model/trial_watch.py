@@ -132,7 +132,7 @@ class TrialWatch:
             self.phase = TrialPhase.HELD
 
     def _too_few(self) -> bool:
-        return self.limits.fills and not self._filled and self.readings.requests < REQUESTS_MIN
+        return self.limits.adds_golden_samples and not self._filled and self.readings.requests < REQUESTS_MIN
 
     def _fill(self) -> None:
         count = REQUESTS_MIN - self.readings.requests

@@ -17,7 +17,7 @@ KEPT_SHARE = 1 / 2  # beyond this share of BUFFERS_BYTES_MAX, buffers are releas
 
 
 class BufferBudget:
-    """Limits the receive buffers of all connections of one worker, whatever sizes clients announce.
+    """Limits the receive buffers of all connections of one worker, for any sizes that clients announce.
 
     A connection keeps its buffer from one frame to the next, unless the budget is `scarce`.
     """

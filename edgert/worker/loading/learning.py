@@ -232,7 +232,7 @@ class _Learner:
         """Return whether one-thread runs on all processors answer more requests than runs of `threads`.
 
         Runs of one thread answer more if the threads of a larger run wait for each other. Batches may be as good, but
-        clients seldom fill a batch. A measurement of both rates would not help: on a machine with other work, they
+        clients rarely fill a batch. A measurement of both rates would not help: on a machine with other work, they
         differ by less than the noise.
         """
         times_us = self._threads_us

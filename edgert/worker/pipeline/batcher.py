@@ -343,7 +343,7 @@ class Batcher:
                         others.append(queue.popleft())
                         continue
                     if queue[0].items > room:
-                        room = 0  # this request goes first in the next batch; no request may overtake it in this batch
+                        room = 0  # this request goes first in the next batch; no later request runs before it
                         break
                     taken.append(queue.popleft())
                     room -= taken[-1].items

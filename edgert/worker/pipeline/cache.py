@@ -166,11 +166,11 @@ class PredictionCache:
         if not self._max_bytes:
             return "off: [serving] cache_mb is 0"
         if self._worth is None:
-            return f"on: its worth is measured over {PROBE_LOOKUPS} lookups"
+            return f"on: its benefit is measured over {PROBE_LOOKUPS} lookups"
         worth = f"hits saved {self._worth:.1f} times the time of lookups"
         if not self.on:
             return f"off: {worth}; on again in {self._off_until_s - self._clock():.0f} s"
-        return f"on probation: {worth} before the pause" if self._on_probation else f"on: {worth}"
+        return f"on again, to measure: {worth} before the pause" if self._on_probation else f"on: {worth}"
 
     def _fresh(self, key: bytes) -> _Entry | None:
         entry = self._entries.get(key)

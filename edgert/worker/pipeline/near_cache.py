@@ -2,8 +2,8 @@
 
 A frame's signature is its luma (ITU-R BT.601 weights) in at most GRID x GRID cells. Each cell is the mean of up to 4 x
 4 sampled pixels. The distance of two frames is the largest difference of any cell, as a share of the range of values. A
-small moving object changes its cell, but hardly changes a mean over the frame. A kept signature does not change when
-frames match it, so an old answer cannot survive a slow change.
+small moving object changes its cell, but changes a mean over the frame very little. A kept signature does not change
+when frames match it, so an old answer cannot survive a slow change.
 
 The engine also answers the first PROBATION near hits, and later one near hit in SAMPLE_EVERY. The cache compares the
 two answers. If fewer than FLOOR of them agree, the near cache empties itself, turns off for a while, and starts again.
@@ -188,8 +188,8 @@ class NearCache:
         if not self.on:
             return f"off: fewer than {FLOOR:.0%} of the sampled answers agreed; on again in {self._off_until_s - self._clock():.0f} s"
         if self._probation:
-            return f"on probation: {self._probation} more near hits are computed and compared"
-        return f"one near hit in {SAMPLE_EVERY} is computed and compared"
+            return f"the engine also answers the next {self._probation} near hits, for comparison"
+        return f"the engine also answers one near hit in {SAMPLE_EVERY}, for comparison"
 
     def _nearest(self, signature: NDArray[np.float32]) -> tuple[_Entry | None, float]:
         """Return the nearest kept frame within the distance, and its distance; drop expired frames."""

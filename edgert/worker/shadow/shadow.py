@@ -217,7 +217,7 @@ class ReferenceProcess:
         try:
             send_all(self._sock, wire.frame(wire.INFER, tensors=tensors))
         except OSError as error:
-            raise Unavailable(f"the reference's process is gone: {error}") from error
+            raise Unavailable(f"the reference's process has ended: {error}") from error
         value = self._receive().json()
         return Agreement(bool(value["agrees"]), float(value["cosine"]))
 
@@ -232,7 +232,7 @@ class ReferenceProcess:
             try:
                 count = self._sock.recv_into(self._frames.room)
             except OSError as error:
-                raise Unavailable(f"the reference's process is gone: {error}") from error
+                raise Unavailable(f"the reference's process has ended: {error}") from error
             if not count:
                 raise Unavailable(f"the reference's process ended with {self._process.poll()}")
             if (received := self._frames.feed(count)) is not None:

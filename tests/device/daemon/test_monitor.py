@@ -16,7 +16,9 @@ from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 # Like `python -m edgert.daemon.monitor`, but each daemon counts as stable as soon as it starts.
-KEEP = "import sys; from edgert.daemon.monitor import Monitor; sys.exit(Monitor(sys.argv[1], stable_s=0.0).keep())"
+KEEP = (
+    "import sys; from edgert.daemon.monitor import Monitor; sys.exit(Monitor(sys.argv[1], stable_s=0.0).keep_running())"
+)
 # A monitor whose pause before the next start is longer than any test.
 PAUSING = f"from edgert.daemon import monitor; monitor.PAUSE_S_MIN = monitor.PAUSE_S_MAX = 3600.0; {KEEP}"
 

@@ -376,5 +376,5 @@ def test_a_message_that_a_full_spool_lost_meanwhile_is_not_held_back(tmp_path: P
     for lost in (first, replace(second, id=second.id + 1)):
         for _ in range(HANG_UPS_MAX):
             device.forwarder._in_flight = {1: lost}
-            device.forwarder._suspect()
+            device.forwarder._hold_back_suspect()
     assert device.said == []

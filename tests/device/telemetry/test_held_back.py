@@ -9,7 +9,7 @@ TOPIC = "edgert/v1/plant-a/pi-07/event"
 
 def ended(held: HeldBack, *in_flight: int, lasted_s: float = 1.0) -> int | None:
     held.connected(0.0)
-    return held.hung_up(in_flight, lasted_s)
+    return held.note_lost_connection(in_flight, lasted_s)
 
 
 def test_a_message_that_several_connections_in_a_row_end_at_is_held_back() -> None:

@@ -88,13 +88,13 @@ def test_a_good_version_that_fails_is_replaced_by_a_good_version_that_is_trusted
         stage(store, version)
         store.activate(60.0)
         store.mark_good()
-    with pytest.raises(TransitionRefused, match="no earlier good version that did not fail"):
+    with pytest.raises(TransitionRefused, match="no earlier version is left for a rollback"):
         store.fail(TWO.digest, "it crashed", {ONE.digest})
     assert not store.fail(TWO.digest, "it broke a limit of its trial, which a command has ended", of_trial=True)
     assert store.fail(TWO.digest, "it crashed")
     assert store.read().live == replace(ONE, good=True)
     stage(store, replace(TWO, release=3))
-    with pytest.raises(TransitionRefused, match="no earlier good version that did not fail"):
+    with pytest.raises(TransitionRefused, match="no earlier version is left for a rollback"):
         store.fail(ONE.digest, "it crashed: what is staged stays")
 
 

@@ -74,7 +74,7 @@ class Started:
         self._thread.start()
 
     def _run(self) -> None:
-        self.worker.attend(self._end)
+        self.worker.handle_messages(self._end)
         self.worker.stop()
 
     def receive(self) -> dict[str, Any]:

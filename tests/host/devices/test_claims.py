@@ -149,7 +149,7 @@ def test_a_deployment_and_a_bootstrap_of_the_same_device_exclude_each_other(
     on_host("one")
     with (
         claimed(daemon, "digits"),
-        pytest.raises(DeployUnderWay, match=r"deployment of digits is under way .*, by .*@"),
+        pytest.raises(DeployUnderWay, match=r"deployment of digits is in progress .*, by .*@"),
     ):
         Runtimes(device, link).live_models()
     with setting_up(device, link) as held:

@@ -172,7 +172,7 @@ def test_an_error_of_this_host_during_the_trial_gives_the_next_step(bundle: Path
     device.before = before
     error = roll_out(bundle, device).error
     assert error is not None
-    assert "board: Too many open files (on this host); mend this, then deploy again" in error.message
+    assert "board: Too many open files (on this host); repair this, then deploy again" in error.message
     assert "ends by itself after 60 s" in error.message
     assert "edgert status board" in error.message
 

@@ -60,9 +60,9 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
     file. Or MODEL is the model itself: ONNX; TFLite, for TFLite targets; Keras (.keras, .h5, a SavedModel) or PyTorch
     (.pt2 of torch.export, TorchScript .pt), which edgert[keras] or edgert[torch] convert to ONNX.
 
-    Exits with 3 and writes no bundle if an artifact loses more accuracy than --max-drop. Exits with 4 if the model,
-    the samples or an option cannot be used, with 10 if an engine does not support the model, and with 11 if a tool of
-    the build failed or an engine crashed.
+    If an artifact loses more accuracy than --max-drop, the command writes no bundle, and the exit code is 3. The exit
+    code is 4 if the model, the samples or an option cannot be used, 10 if an engine does not support the model, and 11
+    if a tool of the build failed or an engine crashed.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
           --metric map --precision auto
 
     \b
-    The figures of the accuracy gate (--metric):
+    The metrics of the accuracy gate (--metric):
       auto    the first of map, cer, top1 and decisions that fits the hold-out and the model.
       top1    top-1 accuracy with labels; without labels, how often artifact and FP32 name the same class.
       top5    how often the right class is among the first five; needs labels.

@@ -106,7 +106,7 @@ build_options = gathered(
             default="auto",
             show_default=True,
             metavar="NAME|MODULE:FUNCTION",
-            help=f"The figure that the accuracy gate compares: {', '.join(METRICS)} or module:function.",
+            help=f"The metric of the accuracy gate: {', '.join(METRICS)} or module:function.",
         ),
         click.option(
             "--max-drop",

@@ -40,8 +40,8 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
 
     `edgert deploy` sends these bytes, as patches if patches are smaller. If both bundles have a receipt, the command
     also compares the builds: the accuracy gate, packed and omitted artifacts, layers in float, the classes that lost
-    most. The command checks the contents but not the signatures (edgert bundle verify checks a signature). Exits with 0
-    even if the bundles differ.
+    most. The command checks the contents but not the signatures (edgert bundle verify checks a signature). The exit
+    code is 0 even if the bundles differ.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ from edgert_deploy.common.keys import DEFAULT
 )
 @json_option
 def verify(bundle: Path, key_names: tuple[str, ...], as_json: bool) -> None:
-    """Check BUNDLE's signature and every byte. Exits with 5 if the signature or a byte is wrong.
+    """Check BUNDLE's signature and every byte. The exit code is 5 if one of them is wrong.
 
     \b
     Examples:

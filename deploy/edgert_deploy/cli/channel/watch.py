@@ -73,7 +73,7 @@ def watch(
     each device has kept the release or rolled it back, or after --for. The command does not wait for a stale device,
     which sent no report for 15 minutes.
 
-    Exits with 9 if the command halted a release, with 130 after Ctrl-C without --for, else with 0.
+    The exit code is 9 if the command halted a release, 130 after Ctrl-C without --for, else 0.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`edgert deploy`: ship a bundle to devices and make it live, or roll back."""
+"""`edgert deploy`: send a bundle to devices and make it live, or roll back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgert_deploy.cli.shared.rollout_output import ROWS_MAX, plan_json, plan_ta
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.claims import who
+from edgert_deploy.devices.claims import user_and_host
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.transports import LineSink, Transport, open_transport
@@ -59,14 +59,14 @@ def deploy(
     inventory: Inventory,
     as_json: bool,
 ) -> None:
-    """Ship BUNDLE to the devices of SELECTOR and make it live, or roll back.
+    """Send BUNDLE to the devices of SELECTOR and make it live, or roll back.
 
     Each device installs the new version, loads it beside the live version, and checks its golden samples. Then the
     device makes the new version live on trial, checks it again through the socket, and keeps it. If a step fails, the
-    previous version stays live or becomes live again. A device that does not answer does not delay the other devices.
-    If a local device is not bootstrapped yet, the command bootstraps the device first. A device accepts one deployment
-    of a model at a time and refuses a second deployment. Without SELECTOR, the command deploys to the devices of the
-    project's `selector`.
+    previous version stays live or becomes live again. If a device does not answer, the command continues with the other
+    devices. If a local device is not bootstrapped yet, the command bootstraps the device first. A device accepts one
+    deployment of a model at a time and refuses a second deployment. Without SELECTOR, the command deploys to the
+    devices of the project's `selector`.
 
     With --limit and --watch, the device measures the version on trial. If the version breaks a limit, or if this host
     does not confirm the version, the device rolls it back by itself and reports the reason. Limits may also be in
@@ -87,8 +87,8 @@ def deploy(
     whose new version is on trial. A second Ctrl-C ends the command at once: a device on trial then rolls back by
     itself.
 
-    Exits with 0 if the release is live on every device, else with the code of the first failure: 5 bundle refused,
-    6 unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.
+    The exit code is 0 if the release is live on every device, else the code of the first failure: 5 bundle refused, 6
+    unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.
 
     \b
     Examples:
@@ -130,7 +130,7 @@ def _new_rollout(request: DeployRequest, strategy: Strategy, devices: list[Devic
         started_at=time.time(),
         bytes_per_s=request.bytes_per_s,
         limits=request.limits,
-        by=who(),
+        by=user_and_host(),
     )
 
 
@@ -152,7 +152,7 @@ def run_rollout(
     with store.at_work(rollout.id), progress:
         present = store.read(rollout.id)
         refuse_aborted(present)  # another process may have aborted it since this command read it
-        rollout = replace(present, devices=rollout.devices, by=who())
+        rollout = replace(present, devices=rollout.devices, by=user_and_host())
         request = replace(request, on_bytes=progress.sent)
         rollout = roll_out(store, rollout, request, devices, progress, on_outcome=progress.done)
     # A rollout that stopped between two waves has no errors, but some devices do not have the release yet.

@@ -83,7 +83,7 @@ trial_options = gathered(
         click.option(
             "--unattended/--attended",
             default=None,
-            help="Let the device mark the version good without this host if the version breaks no limit [default: only this host does].",
+            help="Let the device mark the version good without this host if the version breaks no limit [default: only this host marks it].",
         ),
     ),
 )

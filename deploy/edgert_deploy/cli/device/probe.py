@@ -67,8 +67,9 @@ def probe_(
 ) -> None:
     """Show the facts and the fitting profile of devices in the inventory, or of the machine at ADDRESS.
 
-    The command installs nothing, and changes the inventory only with --save. An ADDRESS contains `@`, `.` or `[`. Exits
-    with the code of the first device that cannot be reached, else with 4 if a device has no fitting profile or several.
+    The command installs nothing, and changes the inventory only with --save. An ADDRESS contains `@`, `.` or `[`. The
+    exit code is the code of the first device that cannot be reached, else 4 if a device has no fitting profile or
+    several.
 
     \b
     Examples:

@@ -185,10 +185,10 @@ def set_(
     names = ", ".join(device.name for device in changed)
     text = f"changed in {inventory.path}: {names}" if changed else "nothing to change"
     emit({"changed": [device.as_json() for device in changed], "inventory": str(inventory.path)}, text, as_json)
-    _say_next({device.name: device for device in devices}, changed)
+    _print_next_steps({device.name: device for device in devices}, changed)
 
 
-def _say_next(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
+def _print_next_steps(before: Mapping[str, Device], changed: Sequence[Device]) -> None:
     """Print the commands that apply the changes to the devices."""
     moved = [new.name for new in changed if new.site != before[new.name].site]
     due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]

@@ -175,7 +175,7 @@ def otlp_headers(text: str) -> dict[str, str]:
     """Read `name=value,name=value`, percent-encoded as OpenTelemetry defines it. Raises ConfigInvalid."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if any(not name.strip() or not equals for name, equals, _ in pairs):
-        raise ConfigInvalid("$OTEL_EXPORTER_OTLP_HEADERS is not NAME=VALUE,NAME=VALUE")
+        raise ConfigInvalid("$OTEL_EXPORTER_OTLP_HEADERS cannot be read: give NAME=VALUE,NAME=VALUE")
     return {unquote(name).strip(): unquote(value).strip() for name, _, value in pairs}
 
 

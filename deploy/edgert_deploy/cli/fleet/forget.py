@@ -1,4 +1,4 @@
-"""`edgert fleet forget`: remove a device that is gone from the broker, and from a store."""
+"""`edgert fleet forget`: remove a device that no longer exists from the broker and from a store."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Examples:
   edgert fleet forget pi-07 --site plant-a --broker broker.local --store /var/lib/edgert/fleet.db
 
 \b
-`edgert uninstall` clears a device's retained messages itself. Use this command for a device that is gone. The command
-clears `status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the device. With a
-store the command also removes every row of the device. Sums over groups of devices stay, because they name no device.
-The broker must let this user write the device's topics.
+`edgert uninstall` clears a device's retained messages itself. Use this command for a device that no longer exists. The
+command clears `status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the device.
+With a store the command also removes every row of the device. Sums over groups of devices stay, because they name no
+device. The broker must let this user write the device's topics.
 
 \b
 Exit codes: 0 done (even if nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,

@@ -79,7 +79,7 @@ def record(
     size_bytes: int,
     for_s: float | None,
 ) -> None:
-    """Write windows, metrics, events and devices' descriptions to a store, each once."""
+    """Write the fleet's reports to a store, each report once."""
     windows_h, minutes_h, hours_h = (int(kept_s // HOUR_S) for kept_s in (keep_windows, keep_minutes, keep_hours))
     retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
     store = Store(store_url, _print_status)

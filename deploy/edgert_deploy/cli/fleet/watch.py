@@ -120,7 +120,7 @@ def watch(
 ) -> None:
     """Show every device's models: state, version, rate, percentiles, errors, cache, batching.
 
-    With --json, each line of the table is one JSON object. The command prints it again when it changes.
+    With --json, each line of the table is one JSON object. The command prints an object again when its line changes.
     """
     view = View(model, device, states_of(states), alarms_only, sort, lines)
     state = LivePercentiles()

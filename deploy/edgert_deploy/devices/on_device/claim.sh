@@ -6,10 +6,11 @@
 #   free HOME TOKEN              release the claim; remove HOME if nothing was set up
 #   look HOME OLD                check whether another token than OLD has the claim, or a new runtime is on trial
 #   note HOME PATH...            write the folders that PATH still lacks into the receipt
-# Exits with 75 if another host has the claim, 73 if a folder holds other things than EdgeRT's, 76 if a new runtime is on
-# trial, and 77 if a folder cannot be written. The output tells which host or folder it is, and how many seconds are left.
+# The exit code is 75 if another host has the claim, 73 if a folder holds other things than EdgeRT's, 76 if a new
+# runtime is on trial, and 77 if a folder cannot be written. The output tells which host or folder it is, and how many
+# seconds are left.
 #
-# HOME/setup is the claim. It expires, so a host that vanished blocks others only for a short time. A reboot also ends it.
+# HOME/setup is the claim. It expires, so a host that disappeared blocks others only briefly. A reboot also ends it.
 # The commands that create an environment lock HOME/working: such a command may continue after its host has gone.
 set -u
 umask 022

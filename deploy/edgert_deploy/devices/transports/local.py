@@ -114,7 +114,9 @@ def _finish(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        raise DeviceError(f"`{argv[0]}` took longer than {timeout_s:.0f} s and was killed") from error
+        raise DeviceError(
+            f"`{argv[0]}` took longer than {timeout_s:.0f} s and was killed. This machine may be busy: try again"
+        ) from error
     until = time.monotonic() + EOF_GRACE_S
     for reader in readers:
         reader.join(max(0.0, until - time.monotonic()))

@@ -231,7 +231,9 @@ class SshTransport:
                 if empty and (channel.eof_received or channel.closed or now > ended_at + EOF_GRACE_S):
                     return
             if now > deadline:
-                raise DeviceError(f"{what} on {self.device.name} took longer than {timeout_s:.0f} s")
+                raise DeviceError(
+                    f"{what} on {self.device.name} took longer than {timeout_s:.0f} s. The device may be busy: try again"
+                )
             # After the end of the output, the descriptor stays readable: `poll` would return at once.
             if channel.eof_received:
                 time.sleep(_ENDING_POLL_S)

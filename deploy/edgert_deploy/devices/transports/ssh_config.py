@@ -187,7 +187,7 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
     if not path.is_file():
         return
     if path.stat().st_size > CONFIG_BYTES_MAX:
-        raise ConfigInvalid(f"{path} has more than {CONFIG_BYTES_MAX} bytes")
+        raise ConfigInvalid(f"{path} has more than {CONFIG_BYTES_MAX} bytes: shorten it")
     section = "Host *"
     for line in path.read_text(errors="replace").splitlines():  # a comment may be in another encoding
         match = _SETTING.match(line)
@@ -201,7 +201,9 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
         for name in [name for word in shlex.split(rest) for name in _files(word, folder)]:
             left[0] -= 1
             if left[0] < 0:
-                raise ConfigInvalid(f"{path} includes more than {INCLUDES_MAX} files, or itself")
+                raise ConfigInvalid(
+                    f"{path} includes more than {INCLUDES_MAX} files, or itself: correct its Include lines"
+                )
             yield from _lines(name, folder, left)
         yield section  # the following lines belong to the section before the include
 

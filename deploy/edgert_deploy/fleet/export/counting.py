@@ -1,7 +1,8 @@
-"""Decides which reports are new, and by how much their counters grew. Pure.
+"""Decides which reports are new, and by how much their counters grew.
 
-If the broker does not acknowledge a report, the device sends it again. So every stream remembers the sequence numbers
-that arrived. Counters are totals of a worker. The exporter adds only their growth since the newest earlier report.
+This module does no I/O. If the broker does not acknowledge a report, the device sends it again. So every stream
+remembers the sequence numbers that arrived. Counters are totals of a worker. The exporter adds only their growth since
+the newest earlier report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recorder: writes MQTT messages to the store, a batch at a time. Pure, except for the store."""
+"""The recorder: writes MQTT messages to the store in batches. It does no I/O besides the store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Access to the page: on loopback all users, on other addresses only users with the token. Pure.
+"""Access to the page: on loopback all users, on other addresses only users with the token.
 
-Another site can map its own name to the address 127.0.0.1, and then read this server's answers (DNS rebinding). So
-`Host` must be a known name of this server. Requests that a browser marks as sent by another site are refused.
+This module does no I/O. Another site can map its own name to the address 127.0.0.1, and then read this server's answers
+(DNS rebinding). So `Host` must be a known name of this server. Requests that a browser marks as sent by another site
+are refused.
 """
 
 from __future__ import annotations

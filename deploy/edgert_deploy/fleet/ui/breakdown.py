@@ -1,8 +1,8 @@
-"""A model by device, profile or site: each group is compared with the other groups of its model. Pure.
+"""A model by device, profile or site: each group is compared with the other groups of its model.
 
-Theory of operation: histograms are merged by adding counts. So the histogram of the other groups is the model's
-histogram minus the group's histogram. The distance of a group is its p99 divided by the p99 of the other groups. The
-slowest group comes first.
+This module does no I/O. Theory of operation: histograms are merged by adding counts. So the histogram of the other
+groups is the model's histogram minus the group's histogram. The distance of a group is its p99 divided by the p99 of
+the other groups. The slowest group comes first.
 """
 
 from __future__ import annotations

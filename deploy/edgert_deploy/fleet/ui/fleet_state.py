@@ -1,8 +1,8 @@
-"""The fleet's present state, for the page's map and lists. Pure.
+"""The fleet's present state, for the page's map and lists.
 
-Theory of operation: the store provides percentiles over time (history.py). This module knows the newest messages. A
-device's state is computed at each request, because no message announces that a device becomes stale. Any thread may
-call any method.
+This module does no I/O. Theory of operation: the store provides percentiles over time (history.py). This module knows
+the newest messages. A device's state is computed at each request, because no message announces that a device becomes
+stale. Any thread may call any method.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Finds slow devices: their p99 is above the model's target, or far above its usual p99. Pure.
+"""Finds slow devices: their p99 is above the model's target, or far above its usual p99.
 
-Theory of operation: the limit of a model is its p99 target. A model without a target has a baseline for each profile:
-the lower value of its p99 in the last week (from the store) and the present p99 of the median device. Its limit is
-SLOW_FACTOR times the baseline. A device is slow if its last P99S_KEPT windows with enough requests are all above the
-limit.
+This module does no I/O. Theory of operation: the limit of a model is its p99 target. A model without a target has a
+baseline for each profile: the lower value of its p99 in the last week (from the store) and the present p99 of the
+median device. Its limit is SLOW_FACTOR times the baseline. A device is slow if its last P99S_KEPT windows with enough
+requests are all above the limit.
 """
 
 from __future__ import annotations

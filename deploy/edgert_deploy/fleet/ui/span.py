@@ -1,4 +1,7 @@
-"""The period that a page or a program requests, and its steps. Pure."""
+"""The period that a page or a program requests, and its steps.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 

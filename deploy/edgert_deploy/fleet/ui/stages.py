@@ -1,4 +1,7 @@
-"""The time of each stage of a model's requests, over time and by version. Pure."""
+"""The time of each stage of a model's requests, over time and by version.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ WORST_CHANNELS = 0.1  # `value_agreement` is the mean over this share of the cha
 def map_agreement(answers: Array, reference: Array) -> float:
     """Return the mean IoU of the positions above a threshold, for the worst one of MAP_THRESHOLDS.
 
-    The mean is over the samples, and two empty maps agree. A threshold is ignored if hardly any of FP32's values is
+    The mean is over the samples, and two empty maps agree. A threshold is ignored if almost none of FP32's values is
     above it. If all thresholds are ignored, the threshold is half of FP32's largest value.
     """
     thresholds = [each for each in MAP_THRESHOLDS if float((reference > each).mean()) > SHARE_OF_POSITIONS_MIN]
@@ -51,7 +51,7 @@ def _map_iou(answers: Array, reference: Array, threshold: float) -> float:
 def mask_agreement(answers: Array, reference: Array) -> float:
     """Return the mean IoU of the classes in masks of class numbers, without the background.
 
-    The background is the most frequent of FP32's classes. A class is ignored if hardly any position has this class. If
+    The background is the most frequent of FP32's classes. A class is ignored if almost no position has this class. If
     all classes are ignored, the score is the share of equal positions.
     """
     classes, places, counts = np.unique(reference, return_inverse=True, return_counts=True)
@@ -74,8 +74,8 @@ def value_agreement(answers: Array, reference: Array) -> float:
     """Return R squared of the worst channels: 1 - mean squared error / variance, at least 0.
 
     The channels are the elements along one axis: the shortest axis that is longer than 1, except the axis of samples.
-    If a channel hardly varies, the variance of all values replaces its own variance. For whole numbers, the result is
-    the share of equal values.
+    If a channel is almost constant, the variance of all values replaces its own variance. For whole numbers, the result
+    is the share of equal values.
     """
     if reference.dtype.kind != "f":
         return float((answers == reference).mean())

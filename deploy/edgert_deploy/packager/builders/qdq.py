@@ -153,7 +153,7 @@ def calibration_feeds(calibration: CalibrationSet) -> Iterator[dict[str, NDArray
         yield calibration.served(i)
 
 
-def raised(proto: Any, opset: int) -> Any:
+def at_least_opset(proto: Any, opset: int) -> Any:
     """Return the model in `opset` or a later opset. Raises BuildFailed."""
     from onnx import version_converter
 

@@ -61,7 +61,7 @@ class TensorRTBuilder(Builder):
     ) -> Artifact:
         source = adapt_source(source, self.engine)
         if keeps_quantization(spec, source):
-            progress("tensorrt: auditing the model's own quantization")
+            progress("tensorrt: checking the model's own quantization")
             proto = source.proto
         elif spec.precision.startswith("int8"):
             progress("tensorrt: quantizing (int8 activations, zero point 0)")
@@ -70,7 +70,9 @@ class TensorRTBuilder(Builder):
         else:
             proto = float_proto(source)
         if spec.precision.endswith("fp16"):
-            proto = qdq.to_fp16(qdq.raised(proto, HALF_OPSET) if spec.precision == "int8fp16" else proto, source)
+            proto = qdq.to_fp16(
+                qdq.at_least_opset(proto, HALF_OPSET) if spec.precision == "int8fp16" else proto, source
+            )
         audit(proto)
         qdq.write_proto(proto, out_dir / "model.onnx")
         return artifact_of(self, spec, source, out_dir / "model.onnx", qdq.tool_versions())

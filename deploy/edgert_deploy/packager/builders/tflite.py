@@ -48,7 +48,7 @@ CUT = 0.001  # the share of an activation's values that the recipe "percentile" 
 # for float data.
 OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
-# More samples would hardly change the recorded ranges, and each sample costs a float run.
+# More samples would change the recorded ranges very little, and each sample costs a float run.
 SAMPLES_MAX = 300
 ONE_BY_ONE = (
     "TFLite cannot run this model with an open batch, so the artifact has a batch of 1: devices run the items of a batch "

@@ -1,8 +1,8 @@
 """Builds in child processes, so that a crash of a vendor's native code ends only one child.
 
-The build needs some artifacts whatever the accuracy gate decides. `prebuild` builds these artifacts in parallel, in as
-many children as cores and free memory allow. The build flow then finds these artifacts in the cache. So the flow stays
-a plain sequence, and it times artifacts on a quiet machine.
+The build needs some artifacts for any decision of the accuracy gate. `prebuild` builds these artifacts in parallel, in
+as many children as cores and free memory allow. The build flow then finds these artifacts in the cache. So the flow
+stays a plain sequence, and it times artifacts on a quiet machine.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class _Findings:
     def leave_out(self, engine: str, error: EdgeRTError, *, warned: bool) -> None:
         self.left_out.append(LeftOut(engine, error.code, error.message))
         if not warned:
-            self.warn(f"{self.name} goes without {engine}: {error.message}")
+            self.warn(f"{self.name} gets no {engine} artifact: {error.message}")
 
     def record_failure(self, engine: str, precision: Precision, error: EdgeRTError) -> None:
         self.builder.report_failure(f"{self.name}: no {engine} {precision}", error)
@@ -352,7 +352,7 @@ class _EngineBuild:
 
 
 def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates in their order, except that those with hardly any INT8 come last."""
+    """Return the candidates in their order, except that those with almost no INT8 come last."""
     return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
 
 

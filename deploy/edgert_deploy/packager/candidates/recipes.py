@@ -12,7 +12,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 # EngineFailed: a quantizer may write a file that its own engine cannot load.
 CANNOT_BE_BUILT = (BuildFailed, EngineFailed, OperatorUnsupported)
-# A recipe that loses at most this share of the limit ends the search, because a later recipe can hardly lose less.
+# A recipe that loses at most this share of the limit ends the search, because a later recipe can gain very little.
 GOOD_SHARE = 0.25
 
 

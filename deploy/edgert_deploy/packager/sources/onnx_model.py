@@ -48,7 +48,7 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     OPSET_MAX,
     OPSET_MIN,
     at_opset,
-    steady_fourier,
+    rewrite_misread_dfts,
     wanted_opsets,
 )
 from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double, narrow_double, widen_half
@@ -119,7 +119,7 @@ def _examined(
     progress("onnx converted the model to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
     latest = translated or proto
-    changed |= keep_zero_pads(latest) | steady_fourier(latest) | convolve_spectrograms(latest)
+    changed |= keep_zero_pads(latest) | rewrite_misread_dfts(latest) | convolve_spectrograms(latest)
     if changed or remarks or translated is not None:
         data = translation = latest.SerializeToString(deterministic=True)
     # The runtime needs memory for two copies of the weights, so only the serialized model stays in memory beside them.

@@ -220,6 +220,6 @@ def test_the_stats_report_whether_the_cache_is_on_and_why() -> None:
     assert (said.on, said.worth) == (False, 0.0)
     assert said.why == "off: hits saved 0.0 times the time of lookups; on again in 30 s"
     now[0] += OFF_S
-    assert cache.status().why.startswith("on probation")
+    assert cache.status().why.startswith("on again")
     probed(cache, PROBE_LOOKUPS // 2)
     assert cache.status().why.startswith("on: hits saved")

@@ -157,7 +157,7 @@ def test_the_overview_is_complete_and_readable_on_every_screen(
     opened: Any, running: Running, width: int, scheme: Scheme, tmp_path: Path
 ) -> None:
     page = opened("", width, scheme)
-    seen(page, "Where the time goes")
+    seen(page, "Time by stage")
     for words in ("plant-a", "4 of 4 online, 1 alarmed", "temp_c 91.0, limit 85.0", "1 of 4 devices kept it", HOSTILE):
         seen(page, words)
     assert page.overflow_px() == 0

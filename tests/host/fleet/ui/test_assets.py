@@ -105,7 +105,7 @@ def answered(page: Page) -> str:
 def test_the_first_page_shows_which_device_is_slow_and_why(opened: Callable[..., Page], width: int) -> None:
     page = opened("", width)
     seen(page, "Slow groups")
-    for words in ("1 lost", "digits p99 50 ms, target 20 ms", "p99 target", "within 20.0 ms", "Stages over time", "Where the time goes"):  # fmt: skip
+    for words in ("1 lost", "digits p99 50 ms, target 20 ms", "p99 target", "within 20.0 ms", "Stages over time", "Time by stage"):  # fmt: skip
         seen(page, words)
     first = "document.querySelector('.breakdown tbody tr')?.innerText ?? ''"
     wait_until(lambda: page.evaluate(first).split()[:2] == ["pi-2", "plant-a"], "the slowest device is the first")

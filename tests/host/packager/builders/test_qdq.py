@@ -42,8 +42,8 @@ def test_samples_are_given_to_the_quantizer_one_at_a_time_up_to_a_limit() -> Non
 
 def test_a_model_is_raised_to_an_opset_but_never_lowered() -> None:
     proto = models.mlp()
-    assert opset_of(qdq.raised(proto, 19)) == 19
-    assert qdq.raised(proto, 13) is proto
+    assert opset_of(qdq.at_least_opset(proto, 19)) == 19
+    assert qdq.at_least_opset(proto, 13) is proto
 
 
 def test_a_model_in_fp16_keeps_the_datatypes_of_inputs_and_outputs(tmp_path: Path) -> None:

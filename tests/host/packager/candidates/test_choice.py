@@ -82,7 +82,7 @@ def test_every_engine_gets_an_artifact_or_is_left_out_with_the_reason(
     )
     result = pack(replace(request, precision="fp32"), signing_key, tmp_path / "x.edgert")
     assert [one.id for one in candidates_of(result)] == ["onnxruntime-fp32", "tensorrt-fp32"]
-    assert any("box goes without tflite" in warning and "Hardmax" in warning for warning in result.warnings)
+    assert any("box gets no tflite artifact" in warning and "Hardmax" in warning for warning in result.warnings)
     with open_bundle(result.path, None) as bundle:
         assert bundle.manifest.targets[0].artifacts == ("onnxruntime-fp32", "tensorrt-fp32")
         receipt = read_receipt(bundle)

@@ -89,7 +89,7 @@ export function deviceTable(app, devices, {short = false} = {}) {
 export function eventList(app, events) {
   if (!events.length)
     return empty(
-      "Nothing happened in this time",
+      "No event in this time",
       "Alarms, crashes, new versions and rollbacks appear here when devices report them.",
     );
   const bad = /alarm_raised|_alarm$|crashed|quarantined|no_room|degraded|rolled_back/;

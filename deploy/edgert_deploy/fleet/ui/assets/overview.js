@@ -191,11 +191,11 @@ export class Overview {
           ]
         : app.fleet.sites.size
           ? empty(
-              "Everything reports",
+              "All devices report",
               "Devices that become stale, slow, fall behind or raise an alarm are listed here.",
             )
           : empty(
-              "No device, no trouble",
+              "No device needs attention",
               "Devices that become stale, slow, fall behind or raise an alarm are listed here.",
             ),
     );

@@ -95,7 +95,7 @@ export class StageChart extends TimeChart {
 // `versions` has the stages of each version over the whole period, `series` a version's colour. Bars are logarithmic.
 export function stageTable(versions, series) {
   const shown = versions.slice(-3);
-  const heading = h("h3", null, "Where the time goes");
+  const heading = h("h3", null, "Time by stage");
   const readings = shown
     .flatMap(({stages}) => stages.flatMap(({p50_ms, p99_ms}) => [p50_ms, p99_ms]))
     .filter((value) => value > 0);
@@ -104,7 +104,7 @@ export function stageTable(versions, series) {
       heading,
       empty(
         "No stages in this time",
-        "They come with the next report of each device, within a minute. Devices with an older EdgeRT report no stages.",
+        "Stages come with the next report of each device, within a minute. Devices with an older EdgeRT report no stages.",
       ),
     ];
   const most = readings.reduce((a, b) => Math.max(a, b), LEAST_MS),

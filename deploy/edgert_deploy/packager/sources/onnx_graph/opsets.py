@@ -48,7 +48,7 @@ def at_opset(proto: Any, opset: int) -> Any:
     return converted
 
 
-def steady_fourier(proto: Any) -> bool:
+def rewrite_misread_dfts(proto: Any) -> bool:
     """Rewrite DFTs that OpenVINO misreads; return whether any changed.
 
     OpenVINO misreads negative axes, so the new axes count from the front. In OpenVINO, the result of a one-sided DFT

@@ -1,8 +1,8 @@
-"""Replaces each look-up that reads every row, in order, by a Reshape.
+"""Replaces each lookup that reads every row, in order, by a Reshape.
 
-PyTorch writes such a look-up for `mask[rows, columns]` of an attention mask. The model computes the index of the
-look-up from the lengths of axes. TFLite would need the index as a constant, so the batch could not stay open. The
-look-up returns all rows in their order and only gives them the shape of the index, so a Reshape has the same result.
+PyTorch writes such a lookup for `mask[rows, columns]` of an attention mask. The model computes the index of the
+lookup from the lengths of axes. TFLite would need the index as a constant, so the batch could not stay open. The
+lookup returns all rows in their order and only gives them the shape of the index, so a Reshape has the same result.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _axis(node: Any) -> int:
 
 
 def _shapes(proto: Any, lookups: Sequence[Any]) -> dict[str, list[int]]:
-    """Return the result's shape for each look-up that reads all rows in order; -1 stands for the batch."""
+    """Return the result's shape for each lookup that reads all rows in order; -1 stands for the batch."""
     from onnx import helper
 
     copy = copy_of(proto)
@@ -68,7 +68,7 @@ def _shapes(proto: Any, lookups: Sequence[Any]) -> dict[str, list[int]]:
 
 
 def _whole(constants: Mapping[str, Array], node: Any) -> list[int] | None:
-    """If the index of a look-up names all rows in order, return the shape of its result; else None."""
+    """If the index of a lookup names all rows in order, return the shape of its result; else None."""
     index, lengths = constants.get(node.input[1]), constants.get(f"{node.output[0]}{LENGTHS}")
     if index is None or lengths is None or not np.array_equal(index.ravel(), np.arange(lengths[0])):
         return None

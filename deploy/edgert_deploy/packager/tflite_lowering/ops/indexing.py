@@ -1,4 +1,4 @@
-"""Look-ups and writes by a constant or computed index."""
+"""Lookups and writes by a constant or computed index."""
 
 from __future__ import annotations
 

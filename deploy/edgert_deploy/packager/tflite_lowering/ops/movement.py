@@ -156,7 +156,7 @@ def _strided(x: Value, begin: list[int], stride: list[int], piece: BatchShape) -
 def space_to_depth(lowering: Lowering, node: Node) -> None:
     """Move blocks to channels.
 
-    TFLite orders the channels as ONNX's mode DCR does. For the mode CRD, a look-up changes the order.
+    TFLite orders the channels as ONNX's mode DCR does. For the mode CRD, a lookup changes the order.
     """
     block, shape = int(node.attributes["blocksize"]), lowering.result_shape(node, Layout.CHANNELS_LAST)
     deep = lowering.read(node, 0, Layout.CHANNELS_LAST).op("SPACE_TO_DEPTH", shape=shape, blockSize=block)

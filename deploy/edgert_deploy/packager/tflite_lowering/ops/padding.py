@@ -69,7 +69,7 @@ def _padded_with_constant(x: Value, amounts: NDArray[np.int32], value: Any) -> V
 
 
 def _padded_with_itself(x: Value, amounts: NDArray[np.int32], mode: str) -> Value:
-    """Write MIRROR_PAD if it supports the mode, else a look-up along each axis."""
+    """Write MIRROR_PAD if it supports the mode, else a lookup along each axis."""
     widest = amounts.max(axis=1)
     if mode == "reflect" and bool((widest < x.shape.dims).all()):
         return x.padded(amounts.tolist(), "REFLECT")

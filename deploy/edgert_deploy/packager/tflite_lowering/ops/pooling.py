@@ -1,6 +1,6 @@
 """MaxPool, AveragePool and LpPool. A pool over three axes runs over two axes, then over the third.
 
-TFLite has no option for dilated windows, and none for padding that zeros cannot replace. For such windows, a look-up
+TFLite has no option for dilated windows, and none for padding that zeros cannot replace. For such windows, a lookup
 puts the elements of every window side by side along an axis. The stride of the new window is equal to its length.
 """
 

@@ -1,6 +1,6 @@
 """Resize and Upsample: TFLite's operator if it uses the same samples, else an exact composition.
 
-The mode "nearest" is a look-up along each axis. Every other mode is a product with a matrix along each axis, because
+The mode "nearest" is a lookup along each axis. Every other mode is a product with a matrix along each axis, because
 the weights of such a mode are products of one factor per axis.
 """
 

@@ -1,6 +1,6 @@
-"""A look-up of all rows in order becomes a Reshape.
+"""A lookup of all rows in order becomes a Reshape.
 
-Attention masks of language models have such look-ups.
+Attention masks of language models have such lookups.
 """
 
 from __future__ import annotations
