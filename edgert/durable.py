@@ -43,7 +43,14 @@ def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Ite
     except OSError as error:
         if busy is not None and isinstance(error, BlockingIOError):
             raise busy from error
-        raise StorageFailed(f"{what}: {error.strerror or error}{advice and '; '}{advice}") from error
+        reason = f"{error.strerror or error}; {advice}" if advice else reason_of(error)
+        raise StorageFailed(f"{what}: {reason}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """Return the reason of the system, and the next step if this user has no access."""
+    reason = error.strerror or str(error)
+    return f"{reason}; run this as the owner, or as root" if error.errno == errno.EACCES else reason
 
 
 def store_file(path: Path, data: bytes) -> None:

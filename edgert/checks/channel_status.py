@@ -58,7 +58,7 @@ class ChannelStatus:
 
 @dataclass(frozen=True)
 class ChannelEvent:
-    """A telemetry event that the follower reports through the daemon.
+    """A telemetry event that the follower, or a rollback by a command, reports through the daemon.
 
     `model` is None for an event of the device.
     """

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from edgert.durable import reason_of
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.extras import missing_package
 from edgert.printable import printable
@@ -189,6 +190,10 @@ def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseExc
         import traceback
 
         traceback.print_exception(error)
+    if removed := _removed_folder():
+        message = (
+            f"the working folder {removed} was removed: change to an existing folder, then run this again ({message})"
+        )
     try:
         if as_json:
             click.echo(json.dumps({"error": {"code": code, "message": message}}))
@@ -200,6 +205,15 @@ def _fail(as_json: bool, code: str, message: str, exit_code: int, error: BaseExc
     return exit_code
 
 
+def _removed_folder() -> str:
+    """Return the path of the working folder if the folder was removed, else ""."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.environ.get("PWD") or "."
+    return ""
+
+
 def _fail_with_os_error(as_json: bool, error: BrokenPipe | OSError) -> int:
     cause = error if isinstance(error, OSError) else error.__cause__
     assert isinstance(cause, OSError)
@@ -208,7 +222,7 @@ def _fail_with_os_error(as_json: bool, error: BrokenPipe | OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_NO_READER
     where = f"{cause.filename}: " if cause.filename else ""
-    return _fail(as_json, "os_error", f"{where}{cause.strerror or cause}", EXIT_OS_ERROR, cause)
+    return _fail(as_json, "os_error", f"{where}{reason_of(cause)}", EXIT_OS_ERROR, cause)
 
 
 def _has_no_reader(stream: TextIO | None) -> bool:

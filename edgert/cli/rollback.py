@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
+from edgert.checks.channel_status import ChannelEvent
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import serve_live, store_of
-from edgert.errors import TransitionRefused
+from edgert.errors import EdgeRTError, TransitionRefused
+from edgert.protocol.control import ask
 from edgert.state_dir import StateDir
+from edgert.typed_json import to_json
 from edgert.versions.claims import under_claim
-from edgert.versions.slots import Slots, SlotState
+from edgert.versions.slots import RolledBackVersion, Slots, SlotState
 
 
 @click.command()
@@ -35,6 +40,8 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
         if not force:
             refuse_forward(model, before)
         after = store.rollback()
+        if after.rolled_back is not None and after.rolled_back != before.rolled_back:
+            _report(state, model, after.rolled_back)
         serve_live(state, model)
     was, release = _release(before), _release(after)
     text = f"{model}: release {was or 'none'} -> {release or 'none'}"
@@ -53,6 +60,13 @@ def refuse_forward(model: str, slots: Slots) -> None:
             f"release {live.release} is live after a rollback: deploy release {other.release} again to return to it "
             f"(or use --force to switch to the other slot of {model})"
         )
+
+
+def _report(state: StateDir, model: str, failed: RolledBackVersion) -> None:
+    """Report the event `rolled_back` through the daemon. Without a daemon, the event is lost."""
+    event = ChannelEvent("rolled_back", model, failed.release, reason=failed.reason)
+    with contextlib.suppress(EdgeRTError):  # `serve_live` reports why the daemon does not answer
+        ask(state.control_socket, {"op": "event", **to_json(event)})
 
 
 def _release(slots: Slots) -> int | None:

@@ -327,7 +327,7 @@ class Supervisor:
         elif op == "follow":  # a hint that the channel may have changed
             self._follow_hint()
             control.reply(answer_of({}))
-        elif op == "event":  # an event of the follower
+        elif op == "event":  # an event of the follower, or of a rollback by a command
             event = vars(from_json(ChannelEvent, request))
             self._reporter.event(event.pop("event"), event.pop("model"), event)
             self._own_alarms = self._channel_alarms()

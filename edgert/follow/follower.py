@@ -40,6 +40,7 @@ from edgert.errors import (
     EngineMissing,
     FollowerBusy,
     RegistryUnreachable,
+    ReleaseTooOld,
     RolledBack,
     TransitionRefused,
 )
@@ -350,12 +351,26 @@ class ChannelFollower:
         """Record that this release cannot be installed here. The next attempt follows when its entry changes."""
         record = self._records.read()
         tried = record.attempt_of(entry)
-        if tried is None or not tried.reason:  # this refusal was not reported yet
+        replaced = isinstance(error, ReleaseTooOld) and self._has_newer(entry)
+        if replaced:
+            self._records.write(record.with_attempt(entry))
+        elif tried is None or not tried.reason:  # this refusal was not reported yet
             self._records.write(record.with_attempt(entry, error.message))
             fields: dict[str, str | int] = {"release": entry.release, "code": error.code, "reason": error.message}
             self._report("refused", entry.model, fields)
         self._fetcher.remove(entry.model)
-        return Step(f"release {entry.release} of {entry.model} is not tried again: {error.message}", wanted=entry)
+        text = f"release {entry.release} of {entry.model} is not tried again: {error.message}"
+        return Step(text, wanted=None if replaced else entry)
+
+    def _has_newer(self, entry: Entry) -> bool:
+        """Return whether the channel has a newer release of the model, for other devices.
+
+        If the newer release replaced a release with a higher share, some devices keep the replaced release. An older
+        release is then the first that selects these devices, and it is no failure that they refuse the older release.
+        """
+        statement = self._statement()
+        entries = () if statement is None else statement.entries
+        return any(other.model == entry.model and other.release > entry.release for other in entries)
 
     def _decide(self, entry: Entry) -> Decision:
         return decide(entry, self._slots(entry), self._records.read().attempt_of(entry))

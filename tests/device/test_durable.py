@@ -66,6 +66,11 @@ def test_a_fault_of_the_disk_and_a_held_lock_raise_different_errors(tmp_path: Pa
         storing("cannot write it", "free some space"),
     ):
         raise OSError("full")
+    with (
+        pytest.raises(StorageFailed, match=r"^cannot use it: Permission denied; run this as the owner, or as root$"),
+        storing("cannot use it"),
+    ):
+        raise PermissionError(errno.EACCES, "Permission denied")
     with locked(tmp_path / "lock"):
         with pytest.raises(SlotsBusy, match="wait"), storing("cannot use it", busy=SlotsBusy("wait")):
             locked(tmp_path / "lock", 0.0)

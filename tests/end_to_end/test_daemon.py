@@ -36,8 +36,9 @@ from edgert.errors import (
 )
 from edgert.protocol import wire
 from edgert.versions.slot_store import SlotStore
+from edgert.versions.slots import BY_COMMAND
 from tests.support.clients import HELLO, ITEM, PAUSE_S, halted, load, raw, read_frame
-from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, events, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +256,8 @@ def test_rolling_back_makes_the_version_before_live() -> None:
         assert device.run("rollback", "echo")["release"] == 1
         with device.client() as client:
             assert client.infer("echo", ITEM, trace=True).release == 1
+        (told,) = events(device, "rolled_back")
+        assert (told["model"], told["release"], told["reason"]) == ("echo", 2, BY_COMMAND)
 
 
 def test_a_stop_answers_or_refuses_every_request() -> None:

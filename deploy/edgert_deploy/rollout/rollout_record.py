@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.errors import ConfigInvalid, DeviceUnreachable, EdgeRTError
 from edgert.typed_json import from_json, to_json
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.rollout.deployment import Outcome, Result
@@ -96,15 +96,16 @@ class Rollout(Head):
         return self.result(device) is Result.REFUSED
 
     def interrupted(self, device: str, rolled_back: bool) -> bool:
-        """Whether the rollout ended for this device because the user stopped it, or because the host was lost.
+        """Whether the rollout ended for this device because of the user, a lost host or a lost link.
 
         `rolled_back` tells whether the device rolled the release back without an outcome. In a rollout that still runs,
         this means that the host was lost.
         """
-        if self.state in (RolloutState.DONE, RolloutState.ABORTED):
-            return False
-        unfinished = self.result(device) in (Result.NOT_BEGUN, Result.STOPPED, Result.ABANDONED)
-        return unfinished and (rolled_back or self.state is RolloutState.STOPPED)
+        error = self.outcome(device).error
+        lost_link = error is not None and error.code == DeviceUnreachable.code
+        unfinished = lost_link or self.result(device) in (Result.NOT_BEGUN, Result.STOPPED, Result.ABANDONED)
+        ended = self.state in (RolloutState.STOPPED, RolloutState.DONE)
+        return unfinished and (rolled_back or ended) and self.state is not RolloutState.ABORTED
 
     @property
     def left(self) -> list[str]:

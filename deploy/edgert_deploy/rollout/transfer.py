@@ -100,7 +100,7 @@ class Transfer:
         with open_bundle(path, trusted=None) as bundle:
             if bundle.digest != offer.digest:
                 raise ConfigInvalid(
-                    f"{path} changed since this command read it, so it was not sent. Restore the bundle with digest "
+                    f"{path} changed since this command read it, so it was not installed. Restore the bundle with digest "
                     f"{offer.digest[:12]}, then continue with edgert rollout resume; or deploy the new bundle"
                 )
 
@@ -122,6 +122,7 @@ class Transfer:
 
     def _install(self, claim: HeldClaim) -> None:
         try:
+            self._check_bundle()  # a build may have replaced the bundle between the first check and the transfer
             claim.call("install", self.remote, timeout_s=INSTALL_S_MAX)
         finally:
             self.remove()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.durable import locked
+from edgert.durable import locked, reason_of
 from edgert.errors import DeviceError, StorageFailed
 from edgert.state_dir import StateDir
 
@@ -58,7 +58,7 @@ def sole_daemon(state: StateDir) -> Iterator[PidFile]:
         except BlockingIOError as error:
             raise DeviceError(f"a daemon already runs on {state.root}: stop this daemon with edgertd stop") from error
         except OSError as error:
-            raise StorageFailed(f"cannot lock {state.pid}: {error.strerror}") from error
+            raise StorageFailed(f"cannot lock {state.pid}: {reason_of(error)}") from error
         status = os.fstat(descriptor)
         yield PidFile(state.pid, status.st_ino if stat.S_ISREG(status.st_mode) else None)
 

@@ -16,6 +16,7 @@ CHECK_S_MAX = 30.0  # the longest time between two checks; a run that reaches it
 MEMORY_CHECK_S = 2.0  # the longest time between two checks if a worker's memory is limited
 MEMORY_HARD_SHARE = 1.25  # a worker beyond this multiple of its memory limit is killed, not replaced
 RECYCLE_PAUSE_S = 60.0
+LATE_S_MAX = 5.0  # if a check is later than this, daemon and worker were paused, as by `docker pause`
 
 
 class Watchdog:
@@ -34,6 +35,7 @@ class Watchdog:
         self._clock = clock
         self._replace = replace
         self._due_s = 0.0
+        self._resumed_at_s = 0.0  # the end of the last pause; the time of a run starts again then
         self._replaced_at_s: float | None = None
 
     def plan(self) -> None:
@@ -45,13 +47,16 @@ class Watchdog:
         self._due_s = (now_s // period_s + 1) * period_s
         since = worker.page.running_since_s()
         if since is not None and worker.killed_at_s is None:
-            self._due_s = max(now_s, min(self._due_s, since + self._run_s_max)) + 0.001
+            ends_at_s = max(since, self._resumed_at_s) + self._run_s_max
+            self._due_s = max(now_s, min(self._due_s, ends_at_s)) + 0.001
 
     def tick(self) -> None:
         """Check the worker that serves, if a check is due."""
         now_s, worker = self._clock(), self._workers.serving
         if worker is None or now_s < self._due_s:
             return
+        if now_s - self._due_s > LATE_S_MAX:
+            self._resumed_at_s = now_s
         if self._needs_replacement(worker, now_s) and self._workers.loading is None and self._replace(worker):
             self._replaced_at_s = now_s
         self.plan()
@@ -75,7 +80,9 @@ class Watchdog:
 
     def _runs_too_long(self, worker: WorkerProcess, now_s: float) -> bool:
         since = worker.page.running_since_s()
-        if since is None or now_s - since <= self._run_s_max or worker.page.running_since_s() != since:
+        if since is None or now_s - max(since, self._resumed_at_s) <= self._run_s_max:
+            return False
+        if worker.page.running_since_s() != since:  # the run has just ended
             return False
         message = (
             f"an engine run exceeded its limit of {self._run_s_max:g} s, so the daemon killed the worker: "

@@ -129,6 +129,23 @@ def test_a_release_that_a_deployment_replaced_is_not_installed_again(device: Dev
     assert device.model()["live"]["release"] == 3
 
 
+def test_a_device_outside_the_share_of_a_newer_release_keeps_its_release_without_a_refusal(
+    device: Device, registry: HostileRegistry
+) -> None:
+    """A smaller share replaces the entry of the device's release, so an older release is the first that selects it."""
+    events = Events()
+    follower = following(device, registry.address, events)
+    device.put(release=2)
+    older = registry.put_release(device.bundle(release=1))
+    registry.put_channel(device.key, 1, replace(older, release=3, share=1e-9), older)
+    for _ in range(2):
+        assert "release 1 of echo is not tried again" in followed(follower)[0]
+    assert (events, kept(device).wanted) == ([], {})
+    registry.put_channel(device.key, 2, replace(older, attempt=2))
+    assert "is older than 2, which was live here" in followed(follower)[0], "now the channel has no newer release"
+    assert events.names == ["refused"]
+
+
 def test_an_expired_channel_raises_an_alarm_until_a_newer_statement_exists(
     device: Device, registry: HostileRegistry
 ) -> None:

@@ -27,7 +27,7 @@ from edgert.errors import (
 from edgert.versions.slots import SlotState
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.transports import Transport
+from edgert_deploy.devices.transports import PLAIN, PutOptions, Transport
 from edgert_deploy.rollout.deployment import Outcome, deploy_one
 from edgert_deploy.rollout.plan import Step
 from edgert_deploy.rollout.request import DeployRequest, read_offer
@@ -67,6 +67,19 @@ def test_a_deployment_runs_all_steps_in_order(bundle: Path, key: SigningKey) -> 
     assert (outcome.result, outcome.serving, outcome.error) == ("live", 2, None)
     assert device.done == ["install", "activate", "check", "mark-good"]
     assert (device.slots.state, device.slots.ratchet) == (SlotState.STEADY, 2)
+
+
+def test_a_bundle_that_a_build_replaces_before_its_transfer_is_not_installed(key: SigningKey, tmp_path: Path) -> None:
+    class DuringABuild(SimulatedDevice):
+        def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
+            make_null_bundle(tmp_path / "other", key, release=2, op="zeros").replace(local)
+            super().put(local, remote, how)
+
+    device = DuringABuild(key, RELEASE_1)
+    error = roll_out(make_null_bundle(tmp_path, key, release=2), device).error
+    assert error is not None
+    assert "changed since this command read it, so it was not installed" in error.message
+    assert (device.done, device.slots) == ([], RELEASE_1)
 
 
 def test_a_dry_run_changes_nothing(bundle: Path, key: SigningKey) -> None:

@@ -44,6 +44,15 @@ def test_a_rollback_names_the_changed_devices_and_a_resume_names_the_devices_tha
     assert (rollout.left, rollout.changed, rollout.resumable) == (left, changed, resumable)
 
 
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_lost_link_interrupts_a_rollout_but_a_failed_release_does_not(rolled_back: bool) -> None:
+    lost = Outcome("a", Result.FAILED, error=ErrorText("device.unreachable", "the connection broke"))
+    rollout = replace(ended(), outcomes={"a": lost, "b": B_FAILED})
+    assert [rollout.interrupted(device, rolled_back) for device in "ab"] == [True, False]
+    assert not replace(rollout, state=RolloutState.ABORTED).interrupted("a", rolled_back)
+    assert replace(rollout, state=RolloutState.RUNNING).interrupted("a", rolled_back) == rolled_back
+
+
 def test_the_lines_of_a_record_give_the_same_rollout_in_any_order() -> None:
     limits = TrialLimits({"p99_ms": 8.0}, 60.0, False, 60.0)
     whole = replace(ROLLOUT, strategy=Strategy.parse(1, "50%", "5%", 8, 60.0), limits=limits, by="ann@a", number=7)

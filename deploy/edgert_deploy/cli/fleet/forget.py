@@ -22,6 +22,7 @@ from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import store_option_of
 from edgert_deploy.cli.shared.output import say
+from edgert_deploy.fleet.store.database import NoReports
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
 
@@ -60,7 +61,13 @@ def forget(
     """Forget DEVICE: clear its retained messages at the broker; remove its rows from a store."""
     checked_id("device", device)
     # The command detects a wrong store before it clears anything, and it creates no store.
-    stored = _stored_sites(store_url, device) if store_url else []
+    stored: list[str] = []
+    if store_url:
+        try:
+            stored = _stored_sites(store_url, device)
+        except NoReports as error:  # no row to remove; a team's rollouts may be in this store
+            say("", error.message)
+            store_url = None
     retained = _retained(settings, site, device)
     sites = _sites(retained, site) or stored  # after an uninstall, only the store knows the site
     if len(sites) > 1:

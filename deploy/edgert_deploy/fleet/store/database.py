@@ -32,6 +32,10 @@ class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable
     """The database failed: it is unreachable, read-only, full, or not a store."""
 
 
+class NoReports(StoreFailed):
+    """The database has no tables of reports: it is empty, or it has only a team's rollouts."""
+
+
 class OpenStore:
     """The engine of a store of reports. It opens the store again after its file was removed or replaced.
 
@@ -183,7 +187,7 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
     reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), type(error).__name__)
     if "no such table" in reason or ("does not exist" in reason and "edgert_" in reason):
         name = shown(url)
-        return StoreFailed(f"the store {name} has no reports yet; `edgert fleet record --store {name}` fills it")
+        return NoReports(f"the store {name} has no reports yet; `edgert fleet record --store {name}` fills it")
     is_folder = url.get_backend_name() == "sqlite" and os.path.isdir(url.database or "")
     advice = "check that the store exists, is writable and has free space"
     if "not a database" in reason or is_folder:

@@ -58,6 +58,18 @@ def test_a_run_that_takes_too_long_is_ended_on_time() -> None:
     assert "exceeded its limit of 10 s" in str(world.worker.failure)
 
 
+def test_a_pause_of_daemon_and_worker_does_not_count_as_time_of_a_run() -> None:
+    world = World(run_s_max=10.0)
+    world.worker.run_page.since_s = 3.0
+    world.until(500.0)
+    world.until(509.9)
+    assert not world.worker.killed
+    due_s = world.watchdog.due_s()
+    assert due_s is not None
+    world.until(due_s)
+    assert world.worker.killed
+
+
 def test_a_worker_over_its_memory_limit_is_replaced_after_each_pause_and_killed_far_beyond_the_limit() -> None:
     world = World(run_s_max=0, worker_mb_max=100)
     assert world.watchdog.due_s() == MEMORY_CHECK_S

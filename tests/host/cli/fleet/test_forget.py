@@ -21,6 +21,7 @@ from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import REMOVED
+from edgert_deploy.fleet.store.rollouts import StoredRollouts
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record, retained
 from tests.support.servers.brokers import Broker
 
@@ -71,6 +72,16 @@ def test_a_device_that_was_uninstalled_is_found_in_the_store(tmp_path: Path, sto
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["site"] == "plant-a"
         assert isinstance(cli(broker, "pi-1", "--store", store_url).exception, ConfigInvalid), "nothing is left of it"
+
+
+def test_a_store_that_has_only_rollouts_has_no_rows_to_remove(tmp_path: Path) -> None:
+    url = f"{tmp_path}/fleet.db"
+    StoredRollouts(url).close()
+    with Broker.in_folder(tmp_path / "broker") as broker:
+        publish(broker, a_device("pi-1")[1], retain=True)
+        done = cli(broker, "pi-1", "--store", url)
+        assert done.stdout == "pi-1: 4 retained messages cleared\n", done.output
+        assert "has no reports yet" in done.stderr
 
 
 def test_a_device_that_is_online_or_exists_at_two_sites_is_not_forgotten_by_mistake(tmp_path: Path) -> None:
