@@ -1,4 +1,4 @@
-"""Text for a terminal: foreign text without control characters, endpoints, and counts of things."""
+"""Text for a terminal: foreign text without control characters, endpoints, counts, and short errors."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def some_of(names: Sequence[str], most: int) -> str:
 def in_short(error: BaseException) -> str:
     """Return the type of an error from third-party code, and its message on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_CHARS_MAX]}"
+
+
+def file_error(error: OSError, otherwise: str = "") -> str:
+    """Return `FILE: reason`. If the error names no file, return `otherwise: reason`, or the reason alone."""
+    name = error.filename or otherwise
+    return f"{name}: {error.strerror or error}" if name else f"{error.strerror or error}"
 
 
 def _controls(character: str) -> bool:

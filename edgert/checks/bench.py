@@ -36,7 +36,7 @@ from edgert.checks.bench_answer import BenchAnswer, BenchMachine, BenchMode, Ben
 from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, engine_by_name
 from edgert.engines.padding import load_session
 from edgert.errors import ConfigInvalid, EdgeRTError, ErrorText
-from edgert.printable import counted
+from edgert.printable import counted, file_error
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json
 from edgert.versions.installed import InstalledVersion, check_files
@@ -88,7 +88,7 @@ def read_work(folder: Path) -> list[BenchArtifact]:
         sample = [np.ascontiguousarray(np.load(_inside(folder, name), allow_pickle=False)) for name in value["samples"]]
     except OSError as error:
         raise ConfigInvalid(
-            f"cannot read {error.filename or folder}: {error.strerror or error}; give a folder of edgert bench, or "
+            f"cannot read {file_error(error, str(folder))}; give a folder of edgert bench, or "
             "measure a live version with --model NAME"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, EdgeRTError) as error:

@@ -24,6 +24,7 @@ from edgert.engines import Engine, EngineOptions, LocalArtifact, Session
 from edgert.engines.cuda import Cuda, open_cuda
 from edgert.engines.padding import in_pieces
 from edgert.errors import EngineFailed, EngineMissing
+from edgert.printable import file_error
 from edgert.tensors import TensorSpec, batchable
 
 Progress = Callable[[str], None]
@@ -195,7 +196,7 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
             return plan_file.read_bytes()
         model = artifact.path.read_bytes()
     except OSError as error:
-        raise EngineFailed(f"cannot read {error.filename}: {error.strerror}") from error
+        raise EngineFailed(f"cannot read {file_error(error)}") from error
     progress(f"TensorRT {version}: building the plan for compute capability {capability}; this takes minutes")
     if plan_file is None:
         return build_plan(tensorrt, model, artifact.inputs, batch_max, progress, buckets=artifact.buckets)

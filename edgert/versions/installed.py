@@ -12,7 +12,7 @@ from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.config import DeviceConfig
 from edgert.engines import LocalArtifact
-from edgert.errors import BundleCorrupt, EdgeRTError, ModelNotFound
+from edgert.errors import BundleCorrupt, EdgeRTError, EngineFailed, ModelNotFound
 from edgert.versions.slot_store import SlotStore
 
 TRIED_CHARS_MAX = 2000  # an engine's error may contain the whole log of a compiler
@@ -84,17 +84,22 @@ def first_working(
 ) -> WorkingArtifact[T]:
     """Pass the version's artifacts to `use`, in order of preference, until `use` raises no error.
 
-    If no artifact works, raises the error of the last artifact. With `strict`, raises the error of the first artifact.
+    A lack of memory counts as an error of the artifact, because another artifact may need less. If no artifact works,
+    raises the error of the last artifact. With `strict`, raises the error of the first artifact.
     """
     tried: list[str] = []
     for artifact in version.artifacts:
         try:
             return WorkingArtifact(artifact, use(artifact), tuple(tried))
         except EdgeRTError as error:
-            tried.append(f"{artifact.id}: {error.message[:TRIED_CHARS_MAX]}")
             failure = error
-            if strict:
-                break
+        except MemoryError:
+            failure = EngineFailed(
+                f"this device has too little free memory to load {artifact.id}: stop other programs, or give a smaller model"
+            )
+        tried.append(f"{artifact.id}: {failure.message[:TRIED_CHARS_MAX]}")
+        if strict:
+            break
     raise failure
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgert.printable import counted, endpoint, printable
+from edgert.printable import counted, endpoint, file_error, printable
 
 
 def test_plain_text_of_any_language_stays() -> None:
@@ -38,3 +38,11 @@ def test_the_count_of_one_thing_is_printed_in_the_singular() -> None:
 
 def test_an_address_of_ipv6_is_distinguished_from_its_port() -> None:
     assert (endpoint("broker", 1883), endpoint("::1", 1883)) == ("broker:1883", "[::1]:1883")
+
+
+def test_an_error_of_the_system_reads_as_the_file_and_the_reason() -> None:
+    full = OSError(28, "No space left on device", "/var/b")
+    assert file_error(full, "other") == "/var/b: No space left on device"
+    assert file_error(OSError(24, "Too many open files"), "pi") == "pi: Too many open files"
+    assert file_error(OSError(24, "Too many open files")) == "Too many open files"
+    assert file_error(OSError("no number"), "pi") == "pi: no number"

@@ -10,6 +10,7 @@ import click
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
+from edgert.printable import file_error
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import key_paths, publish
@@ -75,7 +76,7 @@ def init(folder: Path, as_json: bool) -> None:
         written = [name for name, text in files.items() if _write_new(folder / name, text)]
         lines = (folder / ".gitignore").read_text(errors="replace").split()
     except OSError as error:
-        raise ConfigInvalid(f"cannot make {folder} a project: {error.filename or folder}: {error.strerror}") from error
+        raise ConfigInvalid(f"cannot make {folder} a project: {file_error(error, str(folder))}") from error
     project = find_project(folder)  # this also reports a fault in an existing file
     private, public = key_paths(project.keys, "default")
     shared = project.public_keys / public.name

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgert.bundle.signing import SigningKey, read_signing_key
 from edgert.errors import ConfigInvalid
+from edgert.printable import file_error
 from edgert_deploy.common.project import Project, find_project
 
 PRIVATE_SUFFIX = ".key.pem"
@@ -118,5 +119,5 @@ def publish(public: Path, project: Project) -> Path | None:
         with copy.open("xb") as file:
             file.write(public.read_bytes())
     except OSError as error:
-        raise ConfigInvalid(f"cannot copy {public} to the project: {error.filename}: {error.strerror}") from error
+        raise ConfigInvalid(f"cannot copy {public} to the project: {file_error(error)}") from error
     return copy

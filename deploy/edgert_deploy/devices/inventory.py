@@ -40,7 +40,7 @@ from tomlkit.items import Table
 from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
 from edgert.names import NAME, NAME_RULE, checked_id
-from edgert.printable import some_of
+from edgert.printable import file_error, some_of
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed
 from edgert_deploy.common.addresses import host_and_port
@@ -257,8 +257,7 @@ class Inventory:
             target.parent.mkdir(parents=True, exist_ok=True)
             lock = locked(target.with_name(f".{target.name}.lock"))
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            raise ConfigInvalid(f"cannot write inventory {self.path}: {where}{error.strerror}") from error
+            raise ConfigInvalid(f"cannot write inventory {self.path}: {file_error(error)}") from error
         with lock:
             document = self._read()
             yield document

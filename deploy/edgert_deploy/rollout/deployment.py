@@ -29,6 +29,7 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
+from edgert.printable import file_error
 from edgert.versions.slots import BY_COMMAND, ON_TRIAL, RolledBackVersion
 from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
@@ -90,7 +91,7 @@ def deploy_one(request: DeployRequest, device: Device, progress: LineSink) -> Ou
     except EdgeRTError as error:
         outcome = _failed(device, error)
     except OSError as error:  # about a file on this host, such as a delta that another command removed from the cache
-        cause = f"{error.filename or device.name}: {error.strerror or error} (on this host)"
+        cause = f"{file_error(error, device.name)} (on this host)"
         outcome = _failed(
             device, StorageFailed(f"{cause}; repair this, then deploy again; {_if_on_trial(request, device)}")
         )

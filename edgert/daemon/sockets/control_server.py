@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgert.errors import DeviceError, EdgeRTError, ProtocolError
+from edgert.printable import file_error
 from edgert.protocol.control import LINE_BYTES_MAX, error_answer
 
 CONTROL_S_MAX = 5.0  # the longest time from the connection to the complete request
@@ -90,8 +91,7 @@ class ControlServer:
         except EdgeRTError as error:
             client.reply(error_answer(error))
         except OSError as error:  # the process is out of descriptors, or the disk is faulty
-            where = f"{error.filename}: " if error.filename else ""
-            client.reply(error_answer(DeviceError(f"{where}{error.strerror or error}; try again")))
+            client.reply(error_answer(DeviceError(f"{file_error(error)}; try again")))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             client.reply(error_answer(ProtocolError(f"not a control request: {type(error).__name__}")))
 

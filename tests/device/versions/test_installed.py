@@ -64,6 +64,17 @@ def test_the_next_artifact_is_used_if_the_preferred_one_fails_unless_strict_forb
         first_working(version, use, strict=True)
 
 
+def test_the_next_artifact_is_used_if_the_memory_is_too_small_for_the_preferred_one(version: InstalledVersion) -> None:
+    def use(artifact: ArtifactEntry) -> None:
+        if artifact.id == "preferred":
+            raise MemoryError
+
+    working = first_working(version, use)
+    assert working.artifact.id == "null"
+    (tried,) = working.tried
+    assert tried.startswith("preferred: this device has too little free memory to load preferred: ")
+
+
 def test_the_error_of_an_earlier_artifact_is_short_enough_for_every_message(version: InstalledVersion) -> None:
     def use(artifact: ArtifactEntry) -> None:
         if artifact.id == "preferred":

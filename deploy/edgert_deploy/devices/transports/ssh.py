@@ -28,6 +28,7 @@ import paramiko
 from edgert.backoff import Backoff
 from edgert.durable import sha256_of
 from edgert.errors import DeviceError, DeviceUnreachable, HostKeyMismatch, StorageFailed
+from edgert.printable import file_error
 from edgert.rate_limit import RateLimit
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import (
@@ -320,7 +321,7 @@ class SshTransport:
             # paramiko's errors for a lost channel have no errno. Errors with an errno are about files of this host.
             if error.errno is None:
                 raise self._link_died(error) from error
-            raise StorageFailed(f"{error.filename or name}: {error.strerror or error}") from error
+            raise StorageFailed(file_error(error, name)) from error
 
     def _link_died(self, error: BaseException) -> DeviceUnreachable:
         self.close()

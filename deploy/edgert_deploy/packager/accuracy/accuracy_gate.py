@@ -13,6 +13,7 @@ import numpy as np
 from edgert.bundle.manifest import ROUNDING_MARGIN, Accuracy
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
+from edgert_deploy.packager.accuracy.decisions import may_be_grid_of_logits
 from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 
@@ -203,9 +204,16 @@ def _meaning_warnings(metric: Metric, reference: Reference) -> list[str]:
             f"prepared as for training, and that labels count from 0 in the model's order{ignored}"
         ]
     if metric.is_similarity:
+        pairs = zip(reference.specs, reference.answers, strict=True)
+        grids = ", ".join(repr(spec.name) for spec, answers in pairs if may_be_grid_of_logits(answers))
         return [
             "similarity only: the hold-out has no labels, so the gate only compares the answers with FP32's. "
             "Give `labels` in the hold-out, the rule of the outputs with --postprocess, or your own --metric module:function"
+            + (
+                f". If {grids} is a detector's grid of logits, export the decoded boxes, or write a metric"
+                if grids
+                else ""
+            )
         ]
     return []
 

@@ -196,6 +196,14 @@ def _grid(reference: Array) -> Grid | None:
     return next((layout for layout in _layouts(reference.shape) if _is_grid(reference, layout)), None)
 
 
+def may_be_grid_of_logits(reference: Array) -> bool:
+    """Return whether an output may be a detector's grid of logits; logits of classes may look the same."""
+    if reference.dtype.kind != "f" or reference.ndim != 4:
+        return False
+    layouts = [layout._replace(logits=True) for layout in _layouts(reference.shape) if layout.objectness == 4]
+    return any(_is_grid(reference, layout) for layout in layouts)
+
+
 def _layouts(shape: tuple[int, ...]) -> list[Grid]:
     """Return the layouts that a grid of this shape may have."""
     if len(shape) == 4:

@@ -60,6 +60,10 @@ TRIAL_BATCHES = (1, 2)
 IsFloat = Callable[[str], bool]  # whether the operator whose output has this name stays in float
 
 
+class _BatchRefused(BuildFailed):
+    """TFLite runs the artifact with one item, but not with more."""
+
+
 class TFLiteBuilder(Builder):
     engine = "tflite"
     judged_by = "tflite"
@@ -136,7 +140,7 @@ class _Conversion:
         try:
             self._write(path)
             return ()
-        except (BuildFailed, OperatorUnsupported):
+        except (OperatorUnsupported, _BatchRefused):  # any other failure has a reason that a batch of 1 does not change
             if self.source.proto is None or not batchable((*self.source.inputs, *self.source.outputs)):
                 raise
         self.progress("tflite: building the artifact with a batch of 1")
@@ -205,11 +209,12 @@ def _tool_versions() -> dict[str, str]:
 
 def _run_on_zeros(path: Path) -> None:
     """Run the file on zeros, because TFLite may refuse an operator or a scale only in a run."""
-    try:
-        for batch in TRIAL_BATCHES:
+    for batch in TRIAL_BATCHES:
+        try:
             _run_once(path, batch)
-    except (RuntimeError, ValueError) as error:
-        raise BuildFailed(f"TFLite's interpreter refuses the artifact: {error}; build for another engine") from error
+        except (RuntimeError, ValueError) as error:
+            kind = BuildFailed if batch == 1 else _BatchRefused
+            raise kind(f"TFLite's interpreter refuses the artifact: {error}; build for another engine") from error
 
 
 def _run_once(path: Path, batch: int) -> None:

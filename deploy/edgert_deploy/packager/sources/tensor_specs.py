@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from edgert.errors import SourceInvalid
 from edgert.tensors import DATATYPES, MAX_RANK, TensorSpec
-from edgert_deploy.packager.sources.onnx_graph.axes import axis_option, described, model_inputs, option_for
+from edgert_deploy.packager.sources.onnx_graph.axes import axis_option, described, is_open, model_inputs, option_for
 
 NAME_LENGTH_MAX = 255
 RUN_BYTES_MAX = 2**33  # the limit for each input of a run
@@ -25,7 +25,13 @@ def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tupl
     Besides the batch, only the axes in `open_axes` (name of the input, number of the axis) may be open.
     Raises SourceInvalid.
     """
-    specs = tuple(_spec(value, open_axes) for value in model_inputs(proto))
+    values = tuple(model_inputs(proto))
+    datatypes = [_datatype(value) for value in values]
+    _check_open_axes(values, open_axes)
+    specs = tuple(
+        TensorSpec(value.name, datatype, _shape(value.name, value.type.tensor_type.shape.dim))
+        for value, datatype in zip(values, datatypes, strict=True)
+    )
     if not specs:
         raise SourceInvalid("the model has no input; export it so that the data is an input, not a constant")
     check_batch_axes(specs)
@@ -94,7 +100,7 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
     return TensorSpec(name, DATATYPES[datatype], (-1, *first[1:]))
 
 
-def _spec(value: Any, open_axes: Collection[tuple[str, int]]) -> TensorSpec:
+def _datatype(value: Any) -> str:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     if not value.type.HasField("tensor_type"):
@@ -107,10 +113,40 @@ def _spec(value: Any, open_axes: Collection[tuple[str, int]]) -> TensorSpec:
     check_value(value.name, "text" if dtype == "object" else dtype)
     if not tensor.HasField("shape"):
         raise SourceInvalid(f"input {value.name!r} has no shape; export the model with its input shape")
-    return TensorSpec(value.name, DATATYPES[dtype], _shape(value.name, tensor.shape.dim, open_axes))
+    return DATATYPES[dtype]
 
 
-def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tuple[int, ...]:
+def _check_open_axes(values: Sequence[Any], open_axes: Collection[tuple[str, int]]) -> None:
+    """Raise SourceInvalid if other axes than the batch and `open_axes` are open.
+
+    The message names all of these axes, and also the inputs without axes, so that one command can set everything.
+    """
+    found, options, keys = list[str](), list[str](), list[str]()
+    for value in values:
+        dims = value.type.tensor_type.shape.dim
+        axes = [i for i in range(1, len(dims)) if is_open(dims[i]) and (value.name, i) not in open_axes]
+        if not axes:
+            continue
+        found.append(
+            f"{'axis' if len(axes) == 1 else 'axes'} {_joined(map(str, axes))} of input {value.name!r} {described(dims)}"
+        )
+        own = [axis_option(value.name, dims, axis) for axis in axes]
+        if not set(own) <= set(keys):  # --input also sets the axes of the same name in other inputs
+            options.append(option_for(value.name, dims))
+        keys += own
+    if not found:
+        return
+    numbers = [value.name for value in values if not value.type.tensor_type.shape.dim]
+    options += [f"--input {name}=1" for name in numbers]
+    also = f"Without axes, an input is one number for a whole batch: {_names(numbers)}. " if numbers else ""
+    buckets = f"or some lengths: --buckets {keys[0]}" if len(set(keys)) == 1 else "or keep one open with --buckets"
+    raise SourceInvalid(
+        f"{_joined(found)} {'is' if len(keys) == 1 else 'are'} open; only the batch axis may be open. "
+        f"{also}Give {'its length' if len(keys) == 1 else 'the lengths'}: {' '.join(options)}, {buckets}"
+    )
+
+
+def _shape(name: str, dims: Any) -> tuple[int, ...]:
     if not dims:
         raise SourceInvalid(
             f"input {name!r} has no axes, so it is one number for a whole batch: give its value, as --input {name}=1, "
@@ -126,14 +162,14 @@ def _shape(name: str, dims: Any, open_axes: Collection[tuple[str, int]]) -> tupl
             f"axis 0 of input {name!r} {described(dims)} has {lengths[0]} elements, so it is not the batch: {resized}export the "
             "model with the batch as axis 0, open (dynamic) or of length 1, or give the batch's axis the name of axis 0 of another input or of an output"
         )
-    for axis, length in enumerate(lengths[1:], start=1):
-        if length == -1 and (name, axis) not in open_axes:
-            raise SourceInvalid(
-                f"axis {axis} of input {name!r} {described(dims)} is open; only the batch axis may be open. "
-                f"Give its length: {option_for(name, dims)}, or some lengths: --buckets {axis_option(name, dims, axis)}"
-            )
     return tuple(lengths)
 
 
-def _names(names: Iterator[str]) -> str:
+def _joined(parts: Iterable[str]) -> str:
+    """Return the parts as `a, b and c`."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)

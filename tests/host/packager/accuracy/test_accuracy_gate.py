@@ -47,6 +47,15 @@ def test_a_gate_that_compares_only_similarity_gives_a_warning() -> None:
     assert warning.endswith("with --postprocess, or your own --metric module:function")
 
 
+def test_a_gate_that_compares_a_grid_of_logits_only_by_similarity_tells_what_to_export() -> None:
+    anchors = models.random(6, 3, 8, 13, 13) * 2 - 1
+    anchors[:, :, 4] = -6  # the objectness
+    anchors[:, :, 4, 5:7, 5] = anchors[:, :, 5, 5:7, 5] = 6  # two cells with an object of the first class
+    given = reference_to((TensorSpec("grid", "FP32", (-1, 24, 13, 13)),), [anchors.reshape(6, 24, 13, 13)])
+    (warning,) = gate.warnings(metric_for("auto", given), given, Limits(1.0))
+    assert warning.endswith("If 'grid' is a detector's grid of logits, export the decoded boxes, or write a metric")
+
+
 @pytest.mark.parametrize(
     ("reference", "named"),
     [

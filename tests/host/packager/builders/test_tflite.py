@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
@@ -70,3 +71,15 @@ def test_a_custom_operator_that_cannot_run_fails_int8_with_the_advice_to_build_i
     source = replace(load_source(tmp_path / "m.tflite"), tflite=packed(model))
     with pytest.raises(BuildFailed, match=r"TFLite's tools cannot quantize m\.tflite: .*Unknown.*--precision auto"):
         build("tflite", source, samples_for(source), "int8", tmp_path / "out")
+
+
+def test_a_model_with_an_open_batch_is_calibrated_once_if_its_samples_are_the_reason_of_the_failure(
+    tmp_path: Path,
+) -> None:
+    source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    samples, lines = samples_for(source), list[str]()
+    samples.inputs["x"][0] = np.inf
+    spec = BuildSpec("tflite", "int8", load_profile("raspberry-pi-4"))
+    with pytest.raises(BuildFailed, match="not finite on a calibration sample"):
+        builder_for("tflite").build(spec, source, samples, tmp_path, lines.append)
+    assert [line for line in lines if "quantizing" in line] == ["tflite: quantizing with 32 samples"]

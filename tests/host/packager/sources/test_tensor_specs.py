@@ -76,6 +76,18 @@ def test_an_input_of_another_shape_is_refused_with_the_next_step(signature: str,
         input_specs(models.model(f"{signature}) => (float[N,4] y", "y = Identity (x)"))
 
 
+def test_all_open_axes_of_all_inputs_are_named_at_once_with_the_options_that_set_them() -> None:
+    signature = "float[N,3,height,W] image, int64[N,tokens] ids, int64[N,tokens] mask, float[N,?] x, int64 rate"
+    with pytest.raises(SourceInvalid) as refusal:
+        input_specs(models.model(f"{signature}) => (float[N,4] y", "y = Identity (x)"))
+    assert refusal.value.message == (
+        "axes 2 and 3 of input 'image' [N, 3, height, W], axis 1 of input 'ids' [N, tokens], axis 1 of input 'mask' [N, tokens] "
+        "and axis 1 of input 'x' [N, ?] are open; only the batch axis may be open. Without axes, an input is one number for a "
+        "whole batch: 'rate'. Give the lengths: --input image=1,3,HEIGHT,W --input ids=1,TOKENS --input x=1,LENGTH1 "
+        "--input rate=1, or keep one open with --buckets"
+    )
+
+
 def test_a_tensor_of_text_is_refused_with_an_alternative() -> None:
     with pytest.raises(SourceInvalid, match=r"docs/text\.md"):
         check_value("x", "text")
