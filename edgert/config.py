@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from edgert.durable import reason_of
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, checked_id
 from edgert.state_dir import StateDir
@@ -300,7 +301,9 @@ def read_config(state: StateDir) -> DeviceConfig:
         raise ConfigInvalid(
             f"{state.config} is missing: run edgert bootstrap from the host, or give --state"
         ) from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigInvalid(f"{state.config} cannot be read: {reason_of(error)}") from error
+    except ValueError as error:
         raise ConfigInvalid(f"{state.config} cannot be read: {error}") from error
     config = parse_config(text, os.fspath(state.config))
     return config if config.machine else replace(config, machine=platform.machine())

@@ -44,7 +44,8 @@ COMMANDS = {
 )
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    # readable=False: apps of other users may enter this folder, and click's own message has no next step
+    type=click.Path(file_okay=False, readable=False, path_type=Path),
     help="The folder of configuration, keys and models [default: $EDGERT_STATE, else /var/lib/edgert or ~/.local/state/edgert].",
 )
 @click.version_option(__version__, prog_name="edgertd")

@@ -27,6 +27,12 @@ def test_a_file_that_begins_with_a_mark_of_utf_8_is_read(tmp_path: Path) -> None
     assert read_toml(tmp_path / "config.toml")["device"] == "pi-07"
 
 
+def test_a_file_that_the_system_does_not_read_is_named_with_the_reason_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(ConfigInvalid, match=rf"^{tmp_path}/config.toml cannot be read: Is a directory$"):
+        read_config(StateDir(tmp_path))
+
+
 def test_every_table_is_read() -> None:
     text = (
         '[serving]\nthreads = 2\nallow_uids = [1000]\n[mqtt]\nhost = "b"\n[http]\nlisten = "x"\n[alarms]\ntemp_c = 70\n'
