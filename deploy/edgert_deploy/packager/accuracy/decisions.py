@@ -116,8 +116,8 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
             continue
         named = reference.classify is not None and _first_scores(answers) == i
         name = _recognized(answers[i], named, steps)
-        if name == "neighbours" and answers[i].shape[1:] in inputs:
-            name = "values"  # an output of an input's shape is a signal, such as an autoencoder's reconstruction
+        if name == "neighbours" and _sides(answers[i].shape[1:]) in map(_sides, inputs):
+            name = "values"  # an output of an input's shape is a signal: a reconstruction, or a logit for each step
         judged.append(_of_one(i, names[i], name))
     return tuple(judged)
 
@@ -131,7 +131,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
         steps: The lengths of the sequences in the inputs.
     """
     shape = reference.shape[1:]
-    positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len([side for side in shape if side > 1]) >= 2
+    positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len(_sides(shape)) >= 2
     if reference.dtype.kind != "f":
         return "masks" if positions and _are_classes(reference) else "values"
     if len(shape) == 1 and shape[0] >= 2 and (named or are_probabilities(reference)):
@@ -297,11 +297,16 @@ def _are_embeddings(reference: Array) -> bool:
 
     Vectors of coordinates have nearly one direction.
     """
-    sides = [side for side in reference.shape[1:] if side > 1]
+    sides = _sides(reference.shape[1:])
     if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
         return False
     mean = unit_vectors(reference).mean(axis=0)
     return float(mean @ mean) < ALIKE_MAX  # the mean cosine of all pairs
+
+
+def _sides(shape: tuple[int, ...]) -> list[int]:
+    """Return the lengths of the axes that are longer than 1."""
+    return [side for side in shape if side > 1]
 
 
 def _boxes(rule: Detect, chosen: Sequence[int], size: tuple[int, int], reference: Outputs) -> Judgement:

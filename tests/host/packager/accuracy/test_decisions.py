@@ -422,4 +422,5 @@ def test_points_in_shares_of_an_image_are_not_taken_for_classes() -> None:
 def test_an_output_with_the_form_of_an_input_is_a_signal_and_not_an_embedding() -> None:
     signal = RANDOM.normal(0, 1, (12, 48)).astype(np.float32)
     assert judged(signal, inputs=[(48,)])[0].name == "values"
+    assert judged(signal[..., None], inputs=[(1, 48)])[0].name == "values"  # a logit for each step
     assert judged(signal, inputs=[(3, 48)])[0].name == "neighbours"
