@@ -30,7 +30,7 @@ from edgert.checks.trial_status import TrialPhase
 from edgert.cli.output import emit, json_option
 from edgert.config import DeviceConfig, read_config
 from edgert.engines import FOR_TESTS
-from edgert.engines.present import engine_versions
+from edgert.engines.sdk_versions import engine_versions
 from edgert.environment import CODE, code_digest
 from edgert.errors import ConfigInvalid, DaemonUnreachable, EdgeRTError, StorageFailed
 from edgert.extras import has_tokenizers

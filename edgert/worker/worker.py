@@ -137,9 +137,9 @@ class Worker:
                     _send(end, {"op": "golden_sent", "count": 0})
             elif message["op"] == "stop":
                 if message["final"]:
-                    self._send_away("the daemon is stopping")
+                    self._tell_clients_to_leave("the daemon is stopping")
                 return
-        self._send_away("the daemon has ended")
+        self._tell_clients_to_leave("the daemon has ended")
 
     def stop(self) -> None:
         """Finish the engine runs in progress, move every other client, and send the last report."""
@@ -153,7 +153,7 @@ class Worker:
         for session in (parts.model.session, *parts.model.more_sessions, *parts.model.reactor_sessions):
             session.close()
 
-    def _send_away(self, reason: str) -> None:
+    def _tell_clients_to_leave(self, reason: str) -> None:
         """From now on, tell clients that must leave to connect again later, instead of at once."""
         self._parts.connections.final_frame = wire.error_frame(ShuttingDown(reason, retry_after_s=1.0))
 

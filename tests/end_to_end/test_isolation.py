@@ -218,7 +218,7 @@ def test_with_strict_only_the_first_engine_serves() -> None:
         assert (device.serving()["state"], device.serving()["release"]) == ("ready", 1)
 
 
-# --- hot swap -------------------------------------------------------------------------------------
+# --- the switch to a new version ------------------------------------------------------------------
 
 
 @pytest.mark.timeout(0)  # each swap has its own limit; on a busy machine, all swaps take many times as long

@@ -1,4 +1,4 @@
-"""All steps over a real sshd: bare device, bootstrap, deploy, answers, hot swap, rollback, and every refusal.
+"""All steps over a real sshd: bare device, bootstrap, deploy, answers, a new version, rollback, and every refusal.
 
 The real command builds the real model. A device that refuses a bundle keeps serving the live version.
 """

@@ -35,7 +35,7 @@ from edgert_deploy.bootstrap.plan import (
 from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimeAction, RuntimePlan, Runtimes
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service
-from edgert_deploy.devices.claims import note_folders, setting_up
+from edgert_deploy.devices.claims import record_folders, setting_up
 from edgert_deploy.devices.device_files import DeviceFile, check_config, device_config, holds, put, unnamed_files
 from edgert_deploy.devices.facts import probe
 from edgert_deploy.devices.inventory import Device
@@ -190,7 +190,7 @@ class _Work:
             "id": change.id,
             "sent_bytes": change.send_bytes,
         }
-        self._note_folders(plan)
+        self._record_folders(plan)
         if change.changes:
             self.runtimes.install(plan.facts, change, plan.installed, house, plan.options.exactly)
         on_trial = change.action is RuntimeAction.UPGRADE and plan.installed.configured
@@ -282,11 +282,11 @@ class _Work:
             in_folder(str(marker.parent), ["sh", "-c", ': >"$1" && sync', "sh", f"./{marker.name}"])
         )
 
-    def _note_folders(self, plan: BootstrapPlan) -> None:
+    def _record_folders(self, plan: BootstrapPlan) -> None:
         folders = [self.device.home, self.device.state]
         if plan.service == "systemd" and plan.facts.uid != 0:
             folders.append(f"{plan.facts.home}/.config/systemd/user/default.target.wants")
-        note_folders(self.device, folders, self.transport)
+        record_folders(self.device, folders, self.transport)
 
 
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:

@@ -18,7 +18,7 @@ from edgert_deploy.cli.shared.channel_options import (
     entry_options,
     reach_options,
     signing_options,
-    tell_lower_scores,
+    warn_of_lower_scores,
 )
 from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.rollout.channel_entries import newest_of, with_release
@@ -64,7 +64,7 @@ def promote(
         if name == target and not (chosen.sites or chosen.profiles or chosen.tags):
             devices = {"share": chosen.share}  # more devices of the same sites, profiles and tags
         entry = replace(entry, **devices, **trial)
-        tell_lower_scores(channels, target, entry)
+        warn_of_lower_scores(channels, target, entry)
         statement = channels.change(target, lambda entries: with_release(entries, entry), key, lasts_s=signing.lasts_s)
     text = (
         f"release {entry.release} of {model} is in channel {target} for {devices_text(entry)}: counter "

@@ -39,14 +39,14 @@ def ssh(tty: bool, inventory: Inventory, selector: str, command: tuple[str, ...]
     command = command[1:] if command[:1] == ("--",) else command
     if device.kind.uses_ssh:
         with ssh_command(device, *(["-t"] if tty else [])) as words:
-            code = attended([*words, *command])
+            code = run_interactive([*words, *command])
     else:
         shell = os.environ.get("SHELL") or "/bin/sh"
-        code = attended([shell, "-c", " ".join(command)] if command else [shell])
+        code = run_interactive([shell, "-c", " ".join(command)] if command else [shell])
     click.get_current_context().exit(code)
 
 
-def attended(words: Sequence[str]) -> int:
+def run_interactive(words: Sequence[str]) -> int:
     """Run a program that handles Ctrl-C itself; return its exit code as a shell reports it."""
     with _left_to_the_program(), subprocess.Popen(words) as process:
         code = process.wait()

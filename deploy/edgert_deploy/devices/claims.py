@@ -148,7 +148,7 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
     _script(device, transport, ("look", device.home, over))
 
 
-def note_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
+def record_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
     """Record on the device the folders that bootstrap will create.
 
     An uninstall removes only recorded folders.

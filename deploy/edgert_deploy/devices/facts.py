@@ -236,8 +236,8 @@ def pick_profile(
     fitting = [p for p in profiles if not misfits(p, facts) and (local or p.name != LOCAL_PROFILE)]
     if local and (mine := [p for p in fitting if p.name == LOCAL_PROFILE]):
         return mine[0]
-    most = max((_likeness(p, facts) for p in fitting), default=0)
-    named = [p for p in fitting if most and _likeness(p, facts) == most]
+    most = max((_match_score(p, facts) for p in fitting), default=0)
+    named = [p for p in fitting if most and _match_score(p, facts) == most]
     generic = [p for p in fitting if p.name.startswith("generic-")]
     candidates = named or generic or fitting
     candidates = [p for p in candidates if p.name in own] or candidates
@@ -247,7 +247,7 @@ def pick_profile(
         names = ", ".join(p.name for p in candidates)
         raise ConfigInvalid(f"several profiles fit {describe(facts)}: {names}. Choose one with --profile")
     why = {p.name: misfits(p, facts) for p in profiles if local or p.name != LOCAL_PROFILE}
-    near = {p.name: why[p.name] for p in profiles if p.name in why and _is_near(p, facts)}
+    near = {p.name: why[p.name] for p in profiles if p.name in why and _is_for_processor(p, facts)}
     if near and not facts.python:
         raise ConfigInvalid(
             f"no profile fits {describe(facts)}. Install a Python from 3.10 to 3.13 there, with its venv module, and try "
@@ -260,7 +260,7 @@ def pick_profile(
     )
 
 
-def _is_near(profile: DeviceProfile, facts: MachineFacts) -> bool:
+def _is_for_processor(profile: DeviceProfile, facts: MachineFacts) -> bool:
     """Return whether `profile` is for this processor.
 
     Also return True if the machine is a Jetson and the profile is for a Jetson, even with another system.
@@ -280,7 +280,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)*", text) else ()
 
 
-def _likeness(profile: DeviceProfile, facts: MachineFacts) -> int:
+def _match_score(profile: DeviceProfile, facts: MachineFacts) -> int:
     """Return how well `profile` names this machine; 0 means that it does not name this machine.
 
     The name of the processor has twice the weight of the name of the board.

@@ -55,7 +55,7 @@ class PredictionCache:
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._backoff = Backoff(doubling(OFF_S, OFF_S_MAX))
         self._off_until_s = 0.0
-        self._on_probation = False
+        self._after_pause = False
         self._worth: float | None = None
         self._probe_hits = self._probe_lookups = 0
         self._spent_ns = self._ran_ns = 0
@@ -139,14 +139,14 @@ class PredictionCache:
         runs = self._probe_lookups - self._probe_hits
         saved_ns = self._probe_hits * self._ran_ns / runs if runs else float("inf")
         self._worth = min(saved_ns / max(1, self._spent_ns), 999.0)
-        if self._worth < (WORTH_AGAIN if self._on_probation else 1.0):
+        if self._worth < (WORTH_AGAIN if self._after_pause else 1.0):
             self._off_until_s = self._clock() + self._backoff.failed()
-            self._on_probation = True
+            self._after_pause = True
             self._entries = OrderedDict((k, e) for k, e in self._entries.items() if e.value is None)
             self.size_bytes = 0
         else:
             self._backoff.reset()
-            self._on_probation = False
+            self._after_pause = False
         self._probe_lookups = self._probe_hits = self._spent_ns = self._ran_ns = 0
 
     def status(self) -> CacheStatus:
@@ -170,7 +170,7 @@ class PredictionCache:
         worth = f"hits saved {self._worth:.1f} times the time of lookups"
         if not self.on:
             return f"off: {worth}; on again in {self._off_until_s - self._clock():.0f} s"
-        return f"on again, to measure: {worth} before the pause" if self._on_probation else f"on: {worth}"
+        return f"on again, to measure: {worth} before the pause" if self._after_pause else f"on: {worth}"
 
     def _fresh(self, key: bytes) -> _Entry | None:
         entry = self._entries.get(key)

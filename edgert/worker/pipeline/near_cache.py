@@ -5,8 +5,9 @@ A frame's signature is its luma (ITU-R BT.601 weights) in at most GRID x GRID ce
 small moving object changes its cell, but changes a mean over the frame very little. A kept signature does not change
 when frames match it, so an old answer cannot survive a slow change.
 
-The engine also answers the first PROBATION near hits, and later one near hit in SAMPLE_EVERY. The cache compares the
-two answers. If fewer than FLOOR of them agree, the near cache empties itself, turns off for a while, and starts again.
+The engine also answers the first FIRST_COMPARED near hits, and later one near hit in SAMPLE_EVERY. The cache compares
+the two answers. If fewer than AGREEMENT_MIN of them agree, the near cache empties itself, turns off for a while, and
+starts again.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ GRID = 16
 SAMPLES_PER_CELL = 4  # samples in each direction
 ENTRIES_MAX = 16
 SAMPLE_EVERY = 50
-PROBATION = 10
+FIRST_COMPARED = 10
 WINDOW = 50  # the agreement is computed from this number of comparisons
-FLOOR = 0.95
+AGREEMENT_MIN = 0.95
 OFF_S = 60.0
 OFF_S_MAX = 3600.0
 LUMA = (0.299, 0.587, 0.114)
@@ -91,7 +92,7 @@ class NearCache:
         self._entries: deque[_Entry] = deque(maxlen=ENTRIES_MAX)
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._until_sample = 0
-        self._probation = PROBATION
+        self._to_compare = FIRST_COMPARED
         self._backoff = Backoff(doubling(OFF_S, OFF_S_MAX))
         self._off_until_s = 0.0
         self.lookups = self.hits = self.sampled = self.agreed = 0
@@ -109,7 +110,7 @@ class NearCache:
             entry, distance = self._nearest(signature)
             if entry is None:
                 return NearLookup(signature, None, False)
-            if self._probation or self._until_sample <= 0:
+            if self._to_compare or self._until_sample <= 0:
                 self._until_sample = SAMPLE_EVERY
                 return NearLookup(signature, entry.outputs, True)
             self._until_sample -= 1
@@ -134,10 +135,10 @@ class NearCache:
             self.sampled += 1
             self.agreed += agrees
             self._recent.append(agrees)
-            self._probation = max(0, self._probation - 1)
+            self._to_compare = max(0, self._to_compare - 1)
             wrong = len(self._recent) - sum(self._recent)
-            # Even if all further comparisons agree, the window has more disagreements than FLOOR allows.
-            if wrong > (1 - FLOOR) * max(len(self._recent), 2 * PROBATION):
+            # Even if all further comparisons agree, the window has more disagreements than AGREEMENT_MIN allows.
+            if wrong > (1 - AGREEMENT_MIN) * max(len(self._recent), 2 * FIRST_COMPARED):
                 self._turn_off()
             elif len(self._recent) == WINDOW:
                 self._backoff.reset()
@@ -186,9 +187,9 @@ class NearCache:
 
     def _why(self) -> str:
         if not self.on:
-            return f"off: fewer than {FLOOR:.0%} of the sampled answers agreed; on again in {self._off_until_s - self._clock():.0f} s"
-        if self._probation:
-            return f"the engine also answers the next {self._probation} near hits, for comparison"
+            return f"off: fewer than {AGREEMENT_MIN:.0%} of the sampled answers agreed; on again in {self._off_until_s - self._clock():.0f} s"
+        if self._to_compare:
+            return f"the engine also answers the next {self._to_compare} near hits, for comparison"
         return f"the engine also answers one near hit in {SAMPLE_EVERY}, for comparison"
 
     def _nearest(self, signature: NDArray[np.float32]) -> tuple[_Entry | None, float]:
@@ -208,7 +209,7 @@ class NearCache:
         self._off_until_s = self._clock() + self._backoff.failed()
         self._entries.clear()
         self._recent.clear()
-        self._probation, self._until_sample = PROBATION, 0
+        self._to_compare, self._until_sample = FIRST_COMPARED, 0
 
 
 def image_axes(spec: TensorSpec) -> int | None:

@@ -18,7 +18,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.engines import ENGINES, FOR_TESTS, Engine, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
-from edgert.engines.present import engine_versions
+from edgert.engines.sdk_versions import engine_versions
 from edgert.engines.tensorrt import plan_name
 from edgert.errors import ConfigInvalid, EngineFailed, EngineMissing
 from edgert.machine import process_mb
@@ -302,7 +302,7 @@ def test_versions_are_remembered_until_another_package_is_installed(
 import sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from edgert.engines.present import engine_versions
+from edgert.engines.sdk_versions import engine_versions
 assert engine_versions(Path({str(kept)!r})) == {found!r}
 loaded = [sdk for sdk in ("onnxruntime", "openvino", "ai_edge_litert") if sdk in sys.modules]
 assert not loaded, loaded

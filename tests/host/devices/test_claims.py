@@ -19,7 +19,7 @@ import pytest
 from edgert.errors import DeployUnderWay, DeviceError, StorageFailed
 from edgert_deploy.bootstrap.runtime import _WITH_LOCK, Runtimes
 from edgert_deploy.bootstrap.uninstall import uninstall
-from edgert_deploy.devices.claims import check_not_set_up, claimed, note_folders, setting_up
+from edgert_deploy.devices.claims import check_not_set_up, claimed, record_folders, setting_up
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.transports import Result
@@ -255,7 +255,7 @@ def test_folders_that_bootstrap_made_for_the_state_are_removed_with_the_state(
     transport = LocalTransport(device)
     before = set(tmp_path.iterdir()) | {tmp_path / "hosts"}
     with setting_up(device, transport):
-        note_folders(device, [device.home, device.state], transport)
+        record_folders(device, [device.home, device.state], transport)
         Path(device.home, "venvs").mkdir()
         Path(device.state, "models").mkdir(parents=True)
         Path(device.state, "config.toml").touch()

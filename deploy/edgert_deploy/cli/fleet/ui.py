@@ -124,7 +124,7 @@ def ui(
     query = FleetQuery(path)
     targets = find_project().p99_target_ms
     fleet = FleetState(wall_ms, targets)
-    begin(fleet, query)
+    fill_from_store(fleet, query)
     rollouts = open_rollouts()
     hub = Hub(fleet, Rollouts(rollouts.without_team()), time.monotonic, wall_ms)
 
@@ -194,7 +194,7 @@ def own_store(settings: MqttSettings) -> str:
     return str(folder / f"ui-{hashlib.sha256(settings.address.encode()).hexdigest()[:8]}.db")
 
 
-def begin(fleet: FleetState, query: FleetQuery) -> None:
+def fill_from_store(fleet: FleetState, query: FleetQuery) -> None:
     """Fill the state from the store: stale devices, alarms, versions."""
     fleet.load_devices(query.devices(), time.monotonic())
     fleet.load_versions(versions_seen(query, wall_ms()))

@@ -216,13 +216,13 @@ def offer_release(
     """
     entry = Entry(release.model, release.number, release.digest, release.envelope, release.oci_manifest, **how)
     channels, lasts_s = channels_of(registry), signing.lasts_s
-    tell_lower_scores(channels, channel, entry)
+    warn_of_lower_scores(channels, channel, entry)
     statement = channels.change(channel, lambda entries: with_release(entries, entry), key, lasts_s=lasts_s)
     line = f"channel {channel}, counter {statement.counter}: for {devices_text(entry)}, until {statement.expires}"
     return to_json(statement), line
 
 
-def tell_lower_scores(channels: Channels, channel: str, entry: Entry) -> None:
+def warn_of_lower_scores(channels: Channels, channel: str, entry: Entry) -> None:
     """Warn if the release scored less at its build than the release that the channel offers now."""
     if entry.model != RUNTIME:
         for text in channels.lower_scores(channel, entry):

@@ -109,7 +109,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
             check_source(source, engine, target.profile.name)
             candidates = _EngineBuild(findings, engine, budget, until_passed=measure is None).candidates()
             if good := [candidate for candidate in candidates if candidate.passed]:
-                passed.append(worth_first(good))
+                passed.append(with_little_int8_last(good))
                 continue
             nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
             failed = findings.choice((nearest,))
@@ -351,7 +351,7 @@ class _EngineBuild:
         return search.found
 
 
-def worth_first(passed: Sequence[Candidate]) -> list[Candidate]:
+def with_little_int8_last(passed: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates in their order, except that those with almost no INT8 come last."""
     return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
 

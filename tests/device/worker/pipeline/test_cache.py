@@ -209,7 +209,7 @@ def test_the_cache_stays_on_again_once_hits_clearly_pay() -> None:
     probed(cache, PROBE_LOOKUPS // 2)
     assert cache.on
     probed(cache, PROBE_LOOKUPS // 9)
-    assert cache.on, "off probation, breaking even is enough again"
+    assert cache.on, "after a good measurement, breaking even is enough again"
 
 
 def test_the_stats_report_whether_the_cache_is_on_and_why() -> None:

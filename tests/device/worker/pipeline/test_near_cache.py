@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from edgert.tensors import TensorSpec
 from edgert.worker.pipeline.near_cache import (
+    AGREEMENT_MIN,
     ENTRIES_MAX,
-    FLOOR,
+    FIRST_COMPARED,
     OFF_S,
-    PROBATION,
     SAMPLE_EVERY,
     NearCache,
     image_axes,
@@ -37,9 +37,9 @@ def a_frame(seed: int = 0) -> NDArray[Any]:
 
 
 def trusted(cache: NearCache, frame: NDArray[Any], answer: list[NDArray[Any]] = ANSWER) -> None:
-    """Keep `frame` and end the probation."""
+    """Keep `frame` and pass the first comparisons."""
     cache.keep(cache.look_up(frame), answer)
-    for _ in range(PROBATION):
+    for _ in range(FIRST_COMPARED):
         near = cache.look_up(frame)
         assert near.sampled
         cache.compared(near, answer)
@@ -106,7 +106,7 @@ def test_the_near_cache_turns_itself_off_if_the_engine_disagrees_and_starts_agai
         near = cache.look_up(frame)
         assert near.sampled, "before it is trusted nobody gets a wrong answer"
         cache.compared(near, OTHER)
-    assert (cache.status().agreement or 0.0) < FLOOR
+    assert (cache.status().agreement or 0.0) < AGREEMENT_MIN
     assert "on again" in cache.status().why
     now[0] += OFF_S + 1
     assert cache.on
@@ -157,7 +157,7 @@ def test_the_daemon_answers_a_near_frame_from_the_near_cache_and_flags_it() -> N
     with a_device("[models.echo]\nnear = 0.05\n") as device:
         device.put(item_shape=(8, 8, 3))
         with device.client() as client:
-            for _ in range(PROBATION + 1):
+            for _ in range(FIRST_COMPARED + 1):
                 assert not client.infer("echo", frame, trace=True).cache_hit
             like = client.infer("echo", frame + np.float32(0.01), trace=True)
             unlike = client.infer("echo", frame[:, ::-1], trace=True)
@@ -167,4 +167,4 @@ def test_the_daemon_answers_a_near_frame_from_the_near_cache_and_flags_it() -> N
     assert like.outputs["y"].tolist() == frame.tolist()
     assert not unlike.cache_hit
     assert asked.tolist() == (frame + np.float32(0.01)).tolist()
-    assert (stats["hits"], stats["sampled"], stats["agreement"]) == (1, PROBATION, 1.0)
+    assert (stats["hits"], stats["sampled"], stats["agreement"]) == (1, FIRST_COMPARED, 1.0)

@@ -20,7 +20,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
-from edgert_deploy.packager.candidates.choice import choose, worth_first
+from edgert_deploy.packager.candidates.choice import choose, with_little_int8_last
 from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
 from edgert_deploy.packager.candidates.measure import Measurer, Timings
 from edgert_deploy.packager.candidates.mixed_precision import Budget
@@ -125,8 +125,8 @@ def test_an_int8_artifact_with_little_work_in_int8_is_ranked_behind_fp16(
     plain = candidates_of(pack(build_request, signing_key, tmp_path / "x.edgert"))[0]
     hardly = replace(plain, artifact=replace(plain.artifact, int8_share=0.09))
     half = replace(plain, artifact=replace(plain.artifact, precision="fp16", int8_share=0.0))
-    assert worth_first([plain, half]) == [plain, half]
-    assert worth_first([hardly, half]) == [half, hardly]
+    assert with_little_int8_last([plain, half]) == [plain, half]
+    assert with_little_int8_last([hardly, half]) == [half, hardly]
 
 
 class WithoutMemory(CandidateBuilder):

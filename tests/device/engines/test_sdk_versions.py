@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgert.engines import ENGINES, present
-from edgert.engines.present import engine_versions
+from edgert.engines import ENGINES, sdk_versions
+from edgert.engines.sdk_versions import engine_versions
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         names.append(name)
         return {"null": "1", "tflite": "2.3"}.get(name)
 
-    monkeypatch.setattr(present, "_version", version)
+    monkeypatch.setattr(sdk_versions, "_version", version)
     packages = tmp_path / "site-packages"
     packages.mkdir()
     monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
@@ -64,7 +64,7 @@ def test_on_a_disk_that_refuses_the_file_the_engines_are_still_found(asked: list
 def test_a_missing_engine_is_not_imported(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from dataclasses import replace; from edgert.engines.present import ENGINES, engine_versions\n"
+        "from dataclasses import replace; from edgert.engines.sdk_versions import ENGINES, engine_versions\n"
         "del ENGINES['null'], ENGINES['fault']\n"
         "missing = {name: replace(kind, packages=('a_package_that_nobody_has',)) for name, kind in ENGINES.items()}\n"
         "ENGINES.update(missing)\n"
