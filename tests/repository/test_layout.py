@@ -38,7 +38,6 @@ PROVEN_ELSEWHERE: dict[str, str] = {
     "deploy/edgert_deploy/packager/accuracy/fp32_agreement.py": "tests/host/packager/accuracy/test_decisions.py",
     "deploy/edgert_deploy/packager/report/__init__.py": "tests/host/packager/report/test_page.py",
     "deploy/edgert_deploy/packager/report/sections.py": "tests/host/packager/report/test_page.py",
-    "deploy/edgert_deploy/packager/sources/formats/converters/from_torch.py": "tests/host/packager/sources/formats/test_convert.py",
     "deploy/edgert_deploy/packager/tflite_lowering/__init__.py": "tests/host/packager/tflite_lowering/test_lowering.py",
     "edgert/follow/fetch.py": "tests/device/follow/test_follower.py",
 }

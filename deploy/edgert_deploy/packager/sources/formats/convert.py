@@ -32,6 +32,7 @@ SCRIPTS = Path(__file__).parent / "converters"
 EXIT_MISSING, EXIT_ADVISED = 4, 5
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 ZIP_MAGIC = b"PK\x03\x04"
+COLOR = re.compile(r"\x1b\[[0-9;]*m")  # both frameworks color their errors
 NAMES = {"keras": "Keras", "torch": "PyTorch"}
 INPUT = re.compile(
     r"(?P<name>[^=]+)=(?:(?P<datatype>[a-z]+[0-9]*):)?(?P<shape>[0-9]+(?:,[0-9]+)*|-?[0-9]*\.?[0-9]+(?:e-?[0-9]+)?|true|false)"
@@ -177,7 +178,7 @@ def _number(text: str) -> int | float | bool:
 def _failure(
     path: Path, framework: str, how: Conversion, done: subprocess.CompletedProcess[str]
 ) -> ConfigInvalid | SourceInvalid:
-    reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:500]
+    reason = (COLOR.sub("", done.stderr).strip().splitlines() or ["no message"])[-1][:500].rstrip(".")
     if done.returncode == EXIT_MISSING:
         return ConfigInvalid(
             f"{path.name} is a {NAMES[framework]} model, and {how.python} has no {reason.removeprefix('missing: ')}: "

@@ -18,16 +18,17 @@ NAMES_MAX = 4  # a message lists at most this many models of an archive
 # The first bytes of a file that torch.save wrote before 2020.
 TORCH_PICKLE = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 
-EXPORT = "torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2')"
+EXPORT = "torch.export.save(torch.export.export(model.eval(), (one_sample,)), 'model.pt2'), where one_sample has a batch of 1"
 PICKLED_TORCH = (
     "a pickled PyTorch module, or weights without a model, and reading it would run Python code. Load it with the "
     f"program that made it, save the model with {EXPORT}, and give that file"
 )
+COMPILED_TORCH = f"a PyTorch model that AOTInductor compiled for one kind of processor: save the model with {EXPORT}"
 PICKLE = (
     "a Python pickle, and reading it would run Python code. Load it with the program that made it, and convert the model "
     "to ONNX: a scikit-learn model with skl2onnx, a LightGBM or XGBoost model with onnxmltools"
 )
-BOOSTER = "a {} model: convert it to ONNX with onnxmltools"
+BOOSTER = "a model of {}: convert it to ONNX with onnxmltools"
 CORE_ML = "a Core ML model, for Apple's devices only: export the model that it was made from as ONNX"
 PADDLE = "a PaddlePaddle model or its weights: convert it with paddle2onnx, and give the ONNX model"
 KERAS_PART = (
@@ -100,6 +101,8 @@ def _of_zip(path: Path) -> str:
     is_script = any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names)
     if not is_script and any(name.endswith("/data.pkl") for name in names):
         return PICKLED_TORCH
+    if any("/aotinductor/" in name for name in names):
+        return COMPILED_TORCH
     models = [name for name in names if name.endswith((".onnx", ".tflite"))]
     if models:
         return f"an archive that holds {some_of(models, NAMES_MAX)}: unpack it, and give one of them"

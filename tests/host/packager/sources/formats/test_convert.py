@@ -73,7 +73,7 @@ def test_the_error_about_a_missing_framework_names_the_extra(framework: str, tmp
 @pytest.mark.parametrize(("code", "is_advised"), [(3, False), (5, True)])
 def test_the_general_next_step_does_not_follow_a_special_one(code: int, is_advised: bool, tmp_path: Path) -> None:
     python, path = tmp_path / "python", archive(tmp_path / "m.bin", "config.json", "model.weights.h5")
-    python.write_text(f"#!/bin/sh\necho 'the reason' >&2\nexit {code}\n")
+    python.write_text(f"#!/bin/sh\nprintf '\\033[96mthe\\033[0m reason.' >&2\nexit {code}\n")
     python.chmod(0o755)
     with pytest.raises(SourceInvalid, match=r"could not convert .* to ONNX: the reason") as raised:
         load_source(path, Conversion(str(python)))
@@ -198,6 +198,8 @@ steps = keras.Input((None, 4), name="steps")
 keras.Model(steps, keras.layers.Conv1D(2, 3, padding="same")(steps)).save("open.keras")
 image = keras.Input((None, None, 3), name="image")
 keras.Model(image, keras.layers.UpSampling2D(interpolation="bilinear")(image)).save("upsampling.keras")
+text = keras.Input((), dtype="string", name="text")
+keras.Model(text, keras.layers.Embedding(9, 4)(keras.layers.Hashing(num_bins=9)(text))).save("text.keras")
 lambda_model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda v: v * 2)])
 lambda_model.save("lambda.keras")
 """
@@ -292,13 +294,19 @@ def test_a_keras_file_that_holds_python_code_is_refused(keras_models: tuple[str,
         load_source(folder / "lambda.keras", Conversion(python))
 
 
+def test_a_keras_model_that_takes_text_gets_the_next_step(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    with pytest.raises(SourceInvalid, match=r"text takes text, .* its input is numbers; docs/text\.md"):
+        load_source(folder / "text.keras", Conversion(python))
+
+
 def test_an_open_length_of_a_keras_model_is_given_with_the_usual_option(keras_models: tuple[str, Path]) -> None:
     python, folder = keras_models
     with pytest.raises(SourceInvalid, match=r"axis 1 of input 'steps' .* is open"):
         load_source(folder / "open.keras", Conversion(python))
     source = load_source(folder / "open.keras", Conversion(python, read_inputs(["steps=1,32,4"])))
     assert (source.inputs[0].shape, source.outputs[0].shape) == ((-1, 32, 4), (-1, 32, 2))
-    with pytest.raises(SourceInvalid, match="give their lengths with --input image=1,LENGTH,LENGTH,3"):
+    with pytest.raises(SourceInvalid, match="give the lengths of these axes with --input image=1,LENGTH,LENGTH,3"):
         load_source(folder / "upsampling.keras", Conversion(python))
     source = load_source(folder / "upsampling.keras", Conversion(python, read_inputs(["image=1,16,24,3"])))
     assert source.outputs[0].shape == (-1, 32, 48, 3)

@@ -49,6 +49,7 @@ def arrays() -> bytes:
 FILES = {
     "net.pth": (zipped("net/data.pkl", "net/data/0"), r"pickled PyTorch.*torch\.export\.save"),
     "net.pth.tar": (zipped("net/data.pkl"), "pickled PyTorch"),
+    "compiled.pt2": (zipped("m/data/aotinductor/model/a.so", "m/archive_format"), r"AOTInductor.*torch\.export\.save"),
     "old.pt": (TORCH_PICKLE + bytes(20), "pickled PyTorch"),
     "model.joblib": (pickle.dumps({"a": 1}), "skl2onnx"),
     "packed.joblib": (b"x\x9c" + bytes(20), "skl2onnx"),

@@ -13,6 +13,13 @@ from typing import Any
 
 OPSET = 17
 SIGNATURE = "serving_default"
+LOAD_WITH_KERAS_2 = (
+    "Load the file with Keras 2 (pip install tf_keras), save it with model.export('folder'), and build that folder"
+)
+TEXTS = (
+    "takes text, which the engines of devices do not read. Save the model without its TextVectorization or "
+    "StringLookup layer, so that its input is numbers; docs/text.md shows how a device makes tokens from text"
+)
 
 
 def main() -> int:
@@ -29,6 +36,9 @@ def main() -> int:
         load = _of_saved_model if os.path.isdir(request["model"]) else _of_keras
         # `kept` holds the variables, because a TensorFlow function does not hold them.
         kept, function, inputs, outputs = load(tensorflow, request["model"])
+        if texts := [name for name, spec in inputs if spec.dtype == tensorflow.string]:
+            print(f"{', '.join(texts)} {TEXTS}", file=sys.stderr)
+            return 5
         given = {name: [None, *one["shape"][1:]] for name, one in request["inputs"].items()}
         signature = [tensorflow.TensorSpec(given.get(name, spec.shape), spec.dtype, name=name) for name, spec in inputs]
         proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
@@ -50,16 +60,15 @@ def main() -> int:
 def known_reason(error: Exception) -> str:
     """Return the reason and the next step for an own class and for a file of Keras 2, else ""."""
     text = " ".join(str(error).split())
-    if own := re.search(r"Could not locate (?:class|function) '([^']{1,80})'", text):
+    if re.search(r"Could not locate class '.*Full object config: \{'module': '(?:tf_)?keras\.src\.engine\.", text):
+        return f"Keras 2 wrote the file, and Keras 3 cannot load it. {LOAD_WITH_KERAS_2}"
+    if own := re.search(r"Could not locate (?:class|function) '(?:[^'>]{1,80}>)?([^'>]{1,80})'", text):
         return (
             f"{own[1]} is not a part of Keras, and its code is not in the file. Save the model with model.export('folder'), "
             "which needs no code, and build that folder"
         )
     if old := re.search(r"Unrecognized keyword arguments passed to (\w{1,80}): (\{[^{}]{1,80}\})", text):
-        return (
-            f"Keras 3 does not know {old[2]} of the layer {old[1]}, which Keras 2 wrote. Load the file with Keras 2 "
-            "(pip install tf_keras), save it with model.export('folder'), and build that folder"
-        )
+        return f"Keras 3 does not know {old[2]} of the layer {old[1]}, which Keras 2 wrote. {LOAD_WITH_KERAS_2}"
     return ""
 
 

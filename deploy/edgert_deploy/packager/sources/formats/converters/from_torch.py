@@ -10,8 +10,11 @@ from typing import Any
 OPSET_OF_EXPORT, OPSET_OF_SCRIPT = 18, 17
 
 
-class InputsNeeded(Exception):
-    """The command names other inputs than the module has. The text gives the next step."""
+WRAP = "Wrap it in a module that takes and returns only tensors, and save that module"
+
+
+class Advised(Exception):
+    """The module or the command must change. The text gives the next step."""
 
 
 def main() -> int:
@@ -31,13 +34,20 @@ def main() -> int:
     except ModuleNotFoundError as error:
         print(f"missing: {error.name}", file=sys.stderr)
         return 4
-    except InputsNeeded as error:
+    except Advised as error:
         print(error, file=sys.stderr)
         return 5
     except Exception as error:  # noqa: BLE001 - the exporters raise any class
-        print(f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", file=sys.stderr)
+        print(short(error), file=sys.stderr)
         return 3
     return 0
+
+
+def short(error: BaseException) -> str:
+    """Return the first cause of the error on one line; the exporters wrap it in general advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
 def _of_export(torch: Any, path: str, out: str) -> None:
@@ -49,15 +59,18 @@ def _of_export(torch: Any, path: str, out: str) -> None:
 
 def _of_script(torch: Any, path: str, inputs: dict[str, Any], out: str) -> None:
     module = torch.jit.load(path, map_location="cpu").eval()
-    names = [argument.name for argument in module.forward.schema.arguments[1:]]
+    arguments = module.forward.schema.arguments[1:]
+    names = [argument.name for argument in arguments]
+    others = [f"{one.name}: {one.type}" for one in arguments if str(one.type) not in ("Tensor", "Optional[Tensor]")]
+    if others:
+        raise Advised(f"the module takes other inputs than tensors ({', '.join(others)}). {WRAP}")
     if set(names) != set(inputs):
-        raise InputsNeeded(
+        raise Advised(
             "TorchScript does not hold the shapes of its inputs; give each shape with --input NAME=1,3,224,224 or "
             f"NAME=int64:1,128 (its inputs: {', '.join(names)}; given: {', '.join(inputs) or 'none'})"
         )
-    examples = tuple(_example(torch, **inputs[name]) for name in names)
-    answers = module(*examples)
-    count = len(answers) if isinstance(answers, (tuple, list)) else 1
+    examples = tuple(_example(torch, name, **inputs[name]) for name in names)
+    count = len(_tensors(torch, _answers(module, examples, inputs)))
     outputs = [f"output{i}" for i in range(count)] if count > 1 else ["output"]
     torch.onnx.export(
         module,
@@ -71,7 +84,33 @@ def _of_script(torch: Any, path: str, inputs: dict[str, Any], out: str) -> None:
     )
 
 
-def _example(torch: Any, datatype: str, shape: list[int]) -> Any:
+def _answers(module: Any, examples: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
+    """Return the module's answers. Raises Advised with the last line of TorchScript's traceback."""
+    try:
+        return module(*examples)
+    except Exception as error:  # TorchScript raises any class
+        given = ", ".join(
+            f"{name}={one['datatype']}:{','.join(map(str, one['shape']))}" for name, one in inputs.items()
+        )
+        reason = (str(error).strip().splitlines() or ["no message"])[-1][:300]
+        raise Advised(
+            f"the module fails with the inputs {given}: {reason}. Give the shapes and types of its inputs with --input"
+        ) from error
+
+
+def _tensors(torch: Any, answers: Any) -> list[Any]:
+    tensors = list(answers) if isinstance(answers, (tuple, list)) else [answers]
+    others = {type(one).__name__ for one in tensors if not isinstance(one, torch.Tensor)}
+    if others:
+        raise Advised(f"the module returns other answers than tensors ({', '.join(sorted(others))}). {WRAP}")
+    return tensors
+
+
+def _example(torch: Any, name: str, datatype: str, shape: list[Any]) -> Any:
+    if not all(type(length) is int for length in shape):
+        raise Advised(
+            f"TorchScript cannot make the input {name} a constant: give its shape with --input {name}=1,3,224,224"
+        )
     dtype = getattr(torch, datatype)
     return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 

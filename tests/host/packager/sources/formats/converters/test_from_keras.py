@@ -42,8 +42,11 @@ def test_values_that_tensorflow_captured_become_constants_and_not_inputs(tmp_pat
 
 def test_the_reason_of_a_failed_conversion_is_short() -> None:
     message = "<class 'Sequential'> could not be deserialized. config={} Exception encountered: Could not locate class 'Scale'. "
-    assert known_reason(TypeError(message)).startswith("Scale is not a part of Keras")
+    for text in (message, message.replace("'Scale'", "'Custom>Scale'")):
+        assert known_reason(TypeError(text)).startswith("Scale is not a part of Keras")
     old = "config={} Exception encountered: Unrecognized keyword arguments passed to DepthwiseConv2D: {'groups': 1}"
     assert known_reason(TypeError(old)).startswith("Keras 3 does not know {'groups': 1} of the layer DepthwiseConv2D")
+    whole = "Could not locate class 'Functional'. Make sure. Full object config: {'module': 'tf_keras.src.engine.functional'}"
+    assert known_reason(TypeError(whole)).startswith("Keras 2 wrote the file")
     unknown = ValueError("one\ntwo " + 400 * "x")
     assert (known_reason(unknown), short(unknown)) == ("", "ValueError: " + 300 * "x")
