@@ -1,8 +1,9 @@
-"""Hooks of the documentation site: pages from outside docs/, and tables from the JSON Schemas.
+"""Hooks of the documentation site: pages from outside docs/, and tables from the JSON Schemas and the errors.
 
 A link to another file of the repository becomes a link to its page, or plain code where it has none.
-A paragraph that is only a link to a JSON Schema becomes the table of its fields. The command reference is made from
-click; a hook repairs its examples and defaults.
+A paragraph that is only a link to a JSON Schema becomes the table of its fields, and a paragraph that is only a link to
+edgert/errors.py becomes the table of the error codes. The command reference is made from click; a hook repairs its
+examples and defaults.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 INDENTED = re.compile(r"<p>([^<\n]+:)\n((?:  [^\n]*\n?)+?)</p>")
 NO_DEFAULT = re.compile(r"<td><code>(?:Sentinel\.UNSET|None|)</code></td>")
 SCHEMA = re.compile(r"^\[[^\]]*\]\((?P<target>\S+/schemas/\w+\.json)\)$", re.MULTILINE)
+ERRORS = re.compile(r"^\[[^\]]*\]\(\S+/edgert/errors\.py\)$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -51,9 +53,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Include the schemas, and make links fit the site's tree."""
+    """Include the schemas and the errors, and make links fit the site's tree."""
     folder = _source(page.file.src_uri).parent
     markdown = SCHEMA.sub(lambda found: fields_table(folder / found["target"]), markdown)
+    markdown = ERRORS.sub(lambda _: errors_table(), markdown)
     return LINK.sub(lambda found: _link(found, folder, page, files), markdown)
 
 
@@ -75,6 +78,19 @@ def fields_table(schema_file: Path) -> str:
         for name, field in named + patterns
     ]
     return "\n".join(["| field | unit | meaning |", "|---|---|---|", *rows])
+
+
+def errors_table() -> str:
+    """Return the classes of errors as a Markdown table: code, exit code, meaning."""
+    from edgert import errors
+
+    classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.EdgeRTError)]
+    rows = [
+        f"| `{one.code}` | {one.exit_code} | {'yes' if one.retryable else ''} | {' '.join((one.__doc__ or '').split())} |"
+        for one in classes
+        if one is not errors.EdgeRTError
+    ]
+    return "\n".join(["| code | exit code | try again | meaning |", "|---|---|---|---|", *rows])
 
 
 def _meaning(field: dict[str, Any]) -> str:

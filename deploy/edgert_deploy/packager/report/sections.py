@@ -29,8 +29,10 @@ def _targets(report: Report) -> str:
         built = receipts.get(target.profile, {})
         machines = ", ".join(target.machines) or "any processor"
         artifacts = "".join(f"<li>{_artifact(report, name)}</li>" for name in target.artifacts)
-        notes = [f"No {engine['engine']} artifact: {engine['reason']}" for engine in built.get("left_out", [])]
-        notes += [warning for warning in built.get("warnings", []) if " gets no " not in warning]
+        left_out = built.get("left_out", [])
+        notes = [f"No {engine['engine']} artifact: {engine['reason']}" for engine in left_out]
+        reasons = tuple(engine["reason"] for engine in left_out)
+        notes += [warning for warning in built.get("warnings", []) if not warning.endswith(reasons)]
         if target.reference:
             notes.append(f"Devices can compare live answers with {target.reference}.")
         listed = f'<ul class="plain soft">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
