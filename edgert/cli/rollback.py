@@ -36,10 +36,7 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
     """
     with under_claim(state, token):
         store = store_of(state, model)
-        before = store.read()
-        if not force:
-            refuse_forward(model, before)
-        after = store.rollback()
+        before, after = store.rollback(lambda slots: None if force else refuse_forward(model, slots))
         if after.rolled_back is not None and after.rolled_back != before.rolled_back:
             _report(state, model, after.rolled_back)
         serve_live(state, model)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from edgert.client.aio_connection import Connection, Pool
 from edgert.client.base import BaseClient, CallOptions, Priority, SessionOptions, check_model, request_flags
-from edgert.client.conversation import Outputs, Retry, session_lost
+from edgert.client.conversation import SESSION_CLOSED, Outputs, Retry, session_ended, session_lost
 from edgert.client.model_interface import Inputs
 from edgert.errors import RequestError, SessionLost, WorkerLost
 from edgert.tensors import InferResponse
@@ -201,7 +201,11 @@ class AsyncSession:
                     raise connection.end_error
                 if connection.closed:
                     resume = connection.conversation.resume
-                    connection = self._connection = await self._client._connected(self._model, deadline, session=True)
+                    connection = await self._client._connected(self._model, deadline, session=True)
+                    if self._connection is None:  # another task has closed the session in the meantime
+                        connection.close()
+                        raise session_ended(SESSION_CLOSED)
+                    self._connection = connection
                     connection.continue_session(resume)
                 return await connection.request(inputs, deadline, flags, trace)
             except (Retry, WorkerLost) as error:
@@ -209,8 +213,9 @@ class AsyncSession:
                     raise session_lost(error) from error
 
     async def close(self) -> None:
+        """Close the session. A request that is in progress in another task raises SessionLost."""
         if self._connection is not None:
-            self._connection.close()
+            self._connection.fail(session_ended(SESSION_CLOSED))
             self._connection = None
 
     async def __aenter__(self) -> AsyncSession:

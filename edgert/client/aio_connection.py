@@ -230,7 +230,7 @@ class Connection:
         if time.monotonic() < self._deadline:
             self._set_timer()
         else:
-            self._fail(self.conversation.timed_out(sent=not self._sending))
+            self.fail(self.conversation.timed_out(sent=not self._sending))
 
     def _send(self, parts: Sequence[wire.Buffer]) -> bool:
         """Send what the kernel accepts now, and the rest by a callback. Return False if the socket is closed."""
@@ -274,10 +274,10 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._fail(conversation.ended(not self._sending, error))
+            self.fail(conversation.ended(not self._sending, error))
             return
         if not count:
-            self._fail(conversation.ended(not self._sending))
+            self.fail(conversation.ended(not self._sending))
             return
         try:
             frame = frames.feed(count)
@@ -285,7 +285,7 @@ class Connection:
                 self._received(frame)
                 frame = frames.feed(0) if frames.more and not self.closed else None
         except EdgeRTError as error:
-            self._fail(error)
+            self.fail(error)
 
     def _receive_first(self, room: memoryview) -> int:
         """Receive the start of the WELCOME, and the shared memory that may arrive with the WELCOME."""
@@ -298,13 +298,13 @@ class Connection:
         outcome = self._outcome
         if outcome is None or outcome.done():
             event = self.conversation.received(frame)
-            self._fail(event if isinstance(event, Exception) else Retry())  # no request waits for this answer
+            self.fail(event if isinstance(event, Exception) else Retry())  # no request waits for this answer
             return
         outcome.set_result(self.conversation.received(frame))
         if self.conversation.over:
             self.close()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Close the connection and end the request in progress with `error`."""
         self.close()
         if self._outcome is not None and not self._outcome.done():

@@ -8,6 +8,7 @@ requests of the other process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
@@ -134,15 +135,12 @@ class Client(BaseClient):
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
                 timeout_s = max(0.001, deadline - time.monotonic())
             finally:
-                if (
-                    connection.closed
-                    or self._closed
-                    or connection.conversation.outgrown
-                    or len(idle) >= IDLE_CONNECTIONS_MAX
-                ):
+                if connection.closed or connection.conversation.outgrown or len(idle) >= IDLE_CONNECTIONS_MAX:
                     self._discard(connection, model)
                 else:
                     idle.append(connection)
+                    if self._closed:  # checked last, because another thread may close the client at any time
+                        self.close_idle()
 
     def session(self, model: str) -> Session:
         """Start a session of `model`: each request continues the previous request.
@@ -165,10 +163,12 @@ class Client(BaseClient):
         """Return the description of `model`: release, inputs, outputs, labels."""
         check_model(model)
         connection = self._connected(model, time.monotonic() + self.timeout_s)
-        if self._closed or len(self._idle[model]) >= IDLE_CONNECTIONS_MAX:
+        if len(self._idle[model]) >= IDLE_CONNECTIONS_MAX:
             connection.close()
         else:
             self._idle[model].append(connection)
+            if self._closed:
+                self.close_idle()
         return dict(connection.conversation.welcome)
 
     def labels(self, model: str) -> list[str]:
@@ -186,8 +186,9 @@ class Client(BaseClient):
     def close_idle(self) -> None:
         """Close the idle connections and free the memory of these connections. Later requests connect again."""
         for connections in list(self._idle.values()):
-            while connections:
-                connections.pop().close()
+            with contextlib.suppress(IndexError):  # other threads may take connections at the same time
+                while True:
+                    connections.pop().close()
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "probe": self._probe}

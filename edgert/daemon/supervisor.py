@@ -256,6 +256,8 @@ class Supervisor:
                 self._clock,
                 self._start_worker,
             )
+            if self._stop_by_s is not None:  # a model was installed while the daemon stops
+                self._services[model].stop()
         return self._services[model]
 
     def _start_worker(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:

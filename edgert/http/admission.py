@@ -110,11 +110,11 @@ class Admission:
         now_s = self._clock()
         by_address = Counter(place.address for place in self._places if place is not newcomer)
         late = [
-            (by_address[place.address], now_s - place.due_s, place)
+            (by_address[place.address], now_s - due_s, place)
             for place in self._places
             if place is not newcomer
-            and place.due_s is not None
-            and place.due_s <= now_s
+            and (due_s := place.due_s) is not None  # read once, because the place's thread may change it
+            and due_s <= now_s
             # An address never takes a place from an address with fewer places.
             and by_address[place.address] >= by_address[newcomer.address]
             and (place.body_bytes or not only_with_bytes)

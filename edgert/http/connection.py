@@ -64,7 +64,7 @@ class HttpConnection:
     def serve(self) -> None:
         """Answer requests until the client closes, must end, or breaks the protocol. Raises OSError."""
         keep = True
-        while keep and not self._place.end_reason:
+        while keep:  # also if the connection must end: a request may have arrived before
             try:
                 request = self._next_request()
                 if request is None:
@@ -101,9 +101,10 @@ class HttpConnection:
                     HTTPStatus.REQUEST_TIMEOUT,
                     f"the request's head did not arrive within {self._limits.head_s_max:g} s",
                 )
-            silent = count < 0 or not self._parser.requests  # blank lines are not a request
-            if place.end_reason and not silent and count <= 0:
+            begun = bool(self._parser.requests)  # blank lines are not a request
+            if place.end_reason and begun and count <= 0:
                 raise busy(place.end_reason)
+            silent = count < 0 or not begun
             if not count or (silent and (place.end_reason or now_s - began_s > idle_s_max)):
                 return None
         return request

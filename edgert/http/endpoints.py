@@ -14,7 +14,7 @@ from typing import Any
 from edgert import Client, __version__
 from edgert.checks.status import SERVES, ask_daemon
 from edgert.client.base import Priority
-from edgert.errors import EdgeRTError, ModelNotFound
+from edgert.errors import EdgeRTError, ModelNotFound, Unavailable
 from edgert.http import metrics
 from edgert.http.admission import busy
 from edgert.http.browsers import address_of, from_another_site, host_name
@@ -156,6 +156,8 @@ class Endpoints:
             self._served(model, version)
         priority: Priority = "high" if inference.priority == HIGHEST_PRIORITY else "normal"
         result = self._client.infer(model, inference.inputs, timeout_s=timeout_s, priority=priority, trace=True)
+        if version and version != str(result.release):  # replaced since the check
+            raise _not_served(model, version)
         labels: tuple[str, ...] = ()
         if inference.outputs is not None and any(output.classes for output in inference.outputs):
             labels = self._labels_of(model, result.release)
@@ -164,7 +166,13 @@ class Endpoints:
     def _labels_of(self, model: str, release: int) -> tuple[str, ...]:
         cached = self._labels.get(model)
         if cached is None or cached[0] != release:
-            cached = self._labels[model] = (release, tuple(self._client.metadata(model).get("labels", ())))
+            metadata = self._client.metadata(model)
+            if metadata["release"] != release:
+                raise Unavailable(
+                    f"release {metadata['release']} replaced release {release} of model {model} during the request: "
+                    "send the request again"
+                )
+            cached = self._labels[model] = (release, tuple(metadata.get("labels", ())))
         return cached[1]
 
     def _served(self, model: str, version: str) -> dict[str, Any]:

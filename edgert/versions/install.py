@@ -93,6 +93,7 @@ def install(
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
+                _check_release(manifest, bundle.digest, store.read())  # another command may have kept a version since
                 store.put_staged(Version(manifest.release, bundle.digest, good=False))
     return InstallResult(manifest.model, manifest.release, bundle.digest, already_live=False)
 

@@ -140,11 +140,21 @@ class SlotStore:
                 )
             return self.commit(step(before, SlotEvent.MARK_GOOD))
 
-    def rollback(self) -> Slots:
-        """Make the previous good version live again, or drop a staged version, for a command."""
-        after = self._roll_back(lambda before: BY_COMMAND, wait=True)
+    def rollback(self, check: Callable[[Slots], None] = lambda before: None) -> tuple[Slots, Slots]:
+        """Make the previous good version live again, or drop a staged version, for a command.
+
+        Return the slots before and after. `check` gets the slots before, under the lock, and may raise an error.
+        """
+        seen: list[Slots] = []
+
+        def reason_of(before: Slots) -> str:
+            check(before)
+            seen.append(before)
+            return BY_COMMAND
+
+        after = self._roll_back(reason_of, wait=True)
         assert after is not None
-        return after
+        return seen[-1], after
 
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
         """Roll back from a version that failed; return False if this version is not live any more.

@@ -129,6 +129,8 @@ class WorkerProcess:
         self.stop_by_s = now_s + STOP_S_MAX
         try:
             link.send(self.link, {"op": "stop", "final": final})
+        except BlockingIOError:  # the queue is full of connections: after them, the worker reads the end of the link
+            self.link.shutdown(socket.SHUT_WR)
         except OSError:
             self.kill(now_s)
 

@@ -177,6 +177,8 @@ class Connections:
 
     def _end(self, sock: socket.socket, connection: Connection | None, error: Exception | None) -> None:
         """Tell the client why the connection ends, if there is a reason, and remove the connection."""
+        if connection is not None and connection.session is not None:
+            self._sessions.release()  # first, because a client that knows the reason may start a session at once
         with contextlib.suppress(OSError):  # the client has gone or does not read
             if error is None or isinstance(error, Moved):
                 if self._stopping or self._admission.is_leaving(sock):
@@ -193,8 +195,6 @@ class Connections:
         if connection is not None:
             if connection.area is not None:
                 self._areas.end(connection.area, unread=not _has_closed(sock))
-            if connection.session is not None:
-                self._sessions.release()
             spare = connection.close()
             if spare is not None and len(self._spare) < SPARE_MAX:
                 self._spare.append(spare)

@@ -204,7 +204,8 @@ class Batcher:
         An engine may need to run `sample`, one item, to release memory; a request that arrives during this run waits.
         Returns whether there was memory to release.
         """
-        if self._large_at_s is None or self._clock() - self._large_at_s < RELEASE_AFTER_S:
+        large_at_s = self._large_at_s  # read once, because several threads may release memory
+        if large_at_s is None or self._clock() - large_at_s < RELEASE_AFTER_S:
             return False
         self._large_at_s = None
         taken: list[_Instance] = []

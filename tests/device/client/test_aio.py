@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 
 from edgert import AsyncClient
+from edgert.client.aio_connection import Connection
 from edgert.errors import (
     DaemonUnreachable,
     DeadlineExceeded,
     EdgeRTError,
     ModelNotFound,
     RequestError,
+    SessionLost,
     ShuttingDown,
     Unavailable,
     WorkerLost,
@@ -418,3 +420,35 @@ def test_a_request_waits_for_a_model_until_its_deadline(tmp_path: Path) -> None:
     )  # the second pause is longer than the time that is left
     (tmp_path / "false.sock").unlink()
     against(tmp_path, mute, [b""])
+
+
+def test_a_session_that_closes_ends_its_request_in_progress(tmp_path: Path) -> None:
+    async def ask(path: Path) -> None:
+        async with AsyncClient(path) as one, one.session("echo") as session:
+            request = asyncio.create_task(session.infer(ITEM))
+            await asyncio.sleep(0)  # the request is sent
+            await session.close()
+            with pytest.raises(SessionLost, match="the session is closed"):
+                await asyncio.wait_for(request, WAIT_S_MAX)
+
+    with false_daemon(tmp_path, [WELCOME_FRAME, b""]) as path:
+        run(ask(path))
+
+
+def test_a_session_that_closes_while_it_moves_leaves_no_connection_open(tmp_path: Path) -> None:
+    async def ask(path: Path) -> None:
+        async with AsyncClient(path) as one, one.session("echo") as session:
+            connected, opened = one._connected, list[Connection]()
+
+            async def closes_meanwhile(*args: Any, **options: Any) -> Connection:
+                opened.append(await connected(*args, **options))
+                await session.close()
+                return opened[0]
+
+            one._connected = closes_meanwhile  # type: ignore[method-assign]
+            with pytest.raises(SessionLost, match="the session is closed"):
+                await session.infer(ITEM)
+            assert opened[0].closed
+
+    with false_daemon(tmp_path, [WELCOME_FRAME, MOVED], [WELCOME_FRAME, RESULT]) as path:
+        run(ask(path))

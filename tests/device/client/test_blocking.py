@@ -89,23 +89,56 @@ def test_a_pickled_client_has_the_same_settings_and_its_own_connections(quick: D
     assert (asyncio_client.path, asyncio_client.connections_max) == (quick.socket, 3)
 
 
+class IdleConnection:
+    """An idle connection without a daemon."""
+
+    conversation = SimpleNamespace(outgrown=False)
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def request(self, *_: Any) -> Outputs:
+        return {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_connection_that_returns_while_its_client_closes_is_closed(tmp_path: Path) -> None:
+    class ClosesDuringAppend(list[Any]):
+        def append(self, connection: Any) -> None:
+            client.close()
+            super().append(connection)
+
+    client, connection = Client(tmp_path / "none.sock"), IdleConnection()
+    client._idle["echo"] = ClosesDuringAppend([connection])
+    client.infer("echo", ITEM)
+    assert connection.closed
+    assert not client._idle["echo"]
+
+
+def test_a_request_may_take_the_last_idle_connection_while_the_client_closes_it(tmp_path: Path) -> None:
+    class TakenAfterTheCheck(list[Any]):
+        def __len__(self) -> int:
+            return 1
+
+    client = Client(tmp_path / "none.sock")
+    client._idle["echo"] = TakenAfterTheCheck()
+    client.close()
+
+
 def test_a_second_attempt_after_an_idle_connection_has_only_the_remaining_time(tmp_path: Path) -> None:
     given_s: list[float] = []
 
-    class IdleConnection:
-        closed = False
-        conversation = SimpleNamespace(outgrown=False)
-
+    class BusyOnce(IdleConnection):
         def request(self, inputs: Any, timeout_s: float, *rest: Any) -> Outputs:
             given_s.append(timeout_s)
             if len(given_s) == 1:
                 raise Retry(Unavailable("busy", retry_after_s=0.2))
             return {}
 
-        def close(self) -> None: ...
-
     with Client(tmp_path / "none.sock") as client:
-        client._idle["echo"] = [IdleConnection(), IdleConnection()]  # type: ignore[list-item]
+        client._idle["echo"] = [BusyOnce(), BusyOnce()]  # type: ignore[list-item]
         assert client.infer("echo", ITEM, timeout_s=1.0) == {}
     assert given_s[0] == 1.0
     assert given_s[1] <= 0.8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,3 +87,18 @@ def test_a_worker_that_sends_a_wrong_number_is_killed_and_the_daemon_continues(t
     assert worker.failure is not None
     assert worker.failure.message.startswith("the worker sent an invalid message")
     worker.close()
+
+
+def test_a_model_that_is_installed_while_the_daemon_stops_is_not_started(tmp_path: Path) -> None:
+    """The daemon would wait for the end of its worker, which nothing tells to end."""
+    device = Device(tmp_path)
+    device.prepare()
+    supervisor, answers = Supervisor(device.state), list[dict[str, Any]]()
+    supervisor._stop()
+    device.stage().activate(60)
+    supervisor._start_worker = lambda *_: FakeWorker(Version(1, "digest", good=False), 0.0)  # type: ignore[method-assign]
+    control = SimpleNamespace(reply=answers.append)
+    supervisor._handle_request(control, {"op": "sync", "model": "echo"})  # type: ignore[arg-type]
+    assert [answer["error"]["message"] for answer in answers] == ["the daemon is stopping"]
+    assert supervisor._done()
+    supervisor._reporter.close()

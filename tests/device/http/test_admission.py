@@ -136,3 +136,26 @@ def test_an_ipv6_address_counts_as_its_network() -> None:
     assert address_of(("2001:db8::1", 5, 0, 0)) != address_of(("2001:db8:0:1::1", 5, 0, 0))
     assert address_of(("::ffff:10.0.0.1", 5, 0, 0)) == address_of(("10.0.0.1", 7))
     assert address_of("") == address_of(b"")
+
+
+def test_a_connection_whose_request_becomes_complete_while_a_late_client_is_chosen_is_no_fault(
+    clock: Clock, client: Callable[..., Place]
+) -> None:
+    """The thread of the connection sets `due_s` to None without the lock of the admission."""
+
+    class Completed(Place):
+        reads = 0
+
+        @property
+        def due_s(self) -> float | None:
+            self.reads += 1
+            return 0.0 if self.reads == 1 else None
+
+        @due_s.setter
+        def due_s(self, due_s: float | None) -> None: ...
+
+    admission, places = Admission(LIMITS, clock), [client() for _ in range(PLACES)]
+    places[0].__class__ = Completed
+    assert all(map(admission.admit, places))
+    assert admission.admit(client())
+    assert len(ended(places)) == 1

@@ -194,6 +194,42 @@ def test_a_client_whose_connection_must_end_learns_why(sent: bytes, reason: str,
         assert reason.encode() in all_of(sock)
 
 
+def test_a_client_that_pauses_inside_a_head_learns_why_its_connection_must_end() -> None:
+    """The connection must end just after its wait for further bytes has passed."""
+    admission, calls = Admission(PATIENT), itertools.count(1)
+
+    def clock() -> float:
+        if next(calls) == 5:  # after the start, the wait for the first bytes, and the start of the head's time
+            (place,) = admission._places
+            place.end(STOPPING)
+        return time.monotonic()
+
+    with served(replace(PATIENT, stall_s=0.01), admission, clock, sent=b"GET /echo HTTP/1.1\r\nHo") as sock:
+        assert STOPPING.encode() in all_of(sock)
+
+
+class EndsBeforeTheThread(Admission):
+    def admit(self, place: Place) -> bool:
+        admitted = super().admit(place)
+        place.end(STOPPING)
+        return admitted
+
+
+class EndsAfterAnAnswer(Admission):
+    def release_bytes(self, place: Place) -> None:
+        super().release_bytes(place)
+        place.end(STOPPING)
+
+
+@pytest.mark.parametrize(("ends", "answered"), [(EndsBeforeTheThread, 1), (EndsAfterAnAnswer, 2)])
+def test_a_request_that_arrived_before_its_connection_had_to_end_is_answered(
+    ends: type[Admission], answered: int
+) -> None:
+    request = HEAD + b"Content-Length: 2\r\n\r\nok"
+    with served(admission=ends(PATIENT), sent=request * answered) as sock:
+        assert all_of(sock).count(b"\r\n\r\nok") == answered
+
+
 def test_a_stated_length_takes_no_memory_before_the_bytes_arrive() -> None:
     limits = Limits(body_bytes_max=2**40, connections_max=8)
     for _ in range(4):

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.manifest import Accuracy, ArtifactEntry, FileEntry, Manifest, TargetEntry
 from edgert.config import read_config
 from edgert.http.endpoints import Endpoints, is_local_name
-from edgert.http.messages import HttpRequest
+from edgert.http.messages import HttpRequest, HttpResponse
 from edgert.protocol.control import ask
-from edgert.tensors import NUMPY_NAMES, TensorSpec
+from edgert.tensors import NUMPY_NAMES, InferResponse, StageTimes, TensorSpec
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import _laid_out, _npy
@@ -95,6 +96,34 @@ def test_after_inferences_the_connections_are_closed_and_their_memory_is_given_b
         assert [endpoints.release_memory(), endpoints.release_memory()] == [False, True]
         wait_until(lambda: site.device.serving()["connections"] == before, "its connection is closed")
         assert endpoints.handle(HttpRequest("POST", "/v2/models/echo/infer", {}, body)).status == 200
+
+
+def test_an_answer_of_a_release_that_was_replaced_during_the_request_is_not_mixed_with_the_next_release() -> None:
+    live = [1]
+
+    def infer(*_: Any, **options: Any) -> InferResponse:
+        answered, live[0] = live[0], 2  # a new release becomes live just after the answer
+        return InferResponse("echo", answered, {"y": np.eye(2, dtype=np.float32)[:1]}, StageTimes(), 1, False)
+
+    client = SimpleNamespace(
+        infer=infer,
+        models=lambda: [{"name": "echo", "release": live[0] - 1, "state": "ready"}],
+        metadata=lambda model: {"release": live[0], "labels": [f"release {live[0]}", "other"]},
+    )
+    endpoints = Endpoints(client, Path("none.sock"), host_checked=True, inferences_max=1)  # type: ignore[arg-type]
+    outputs = [{"name": "y", "parameters": {"classification": 1}}]
+    inputs = [json_input(np.zeros((1, 4), np.float32))]
+    body = memoryview(json.dumps({"inputs": inputs, "outputs": outputs}).encode())
+
+    def asked(path: str) -> HttpResponse:
+        return endpoints.handle(HttpRequest("POST", path, {}, body))
+
+    refused = asked("/v2/models/echo/infer")
+    assert (refused.status, b"release 2 replaced release 1" in refused.parts[0]) == (503, True)
+    answered = asked("/v2/models/echo/infer")
+    assert (answered.status, b"release 2" in answered.parts[0]) == (200, True)
+    refused = asked("/v2/models/echo/versions/1/infer")  # release 1 was live when the request arrived
+    assert (refused.status, b"is not served in version '1'" in refused.parts[0]) == (404, True)
 
 
 def test_the_http_process_runs_on_one_core(site: Site) -> None:

@@ -118,6 +118,23 @@ def test_an_installation_during_a_trial_is_refused(device: Device) -> None:
         install_on(device, device.bundle(release=2))
 
 
+def test_a_release_that_becomes_too_old_during_its_installation_is_refused(device: Device) -> None:
+    """Another command keeps a newer release, which was staged, while this release is unpacked."""
+    keep(device, release=1)
+    older, store = device.bundle(release=2), store_of(device)
+    install_on(device, device.bundle(release=3))
+
+    def keep_the_staged_release(line: str) -> None:
+        if line.startswith("unpacking"):
+            store.activate(60)
+            store.mark_good()
+
+    with pytest.raises(ReleaseTooOld):
+        install(older, device.state, read_config(device.state), keep_the_staged_release)
+    spare = store.read().spare
+    assert (active_release(device.state), spare and spare.release) == (3, 1)
+
+
 def test_a_device_without_keys_refuses_every_bundle(device: Device) -> None:
     (device.state.keys / "test.pem").unlink()
     with pytest.raises(ConfigInvalid, match="bootstrap"):

@@ -128,7 +128,7 @@ def test_two_releases_alternate_between_the_slots(store: SlotStore) -> None:
         store.activate(60)
         assert content(store) == version.digest
         store.mark_good()
-    assert store.rollback().live == Version(2, "digest-2", good=True)
+    assert store.rollback()[1].live == Version(2, "digest-2", good=True)
     assert content(store) == "digest-2"
 
 

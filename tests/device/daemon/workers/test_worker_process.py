@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -108,3 +109,18 @@ def test_a_worker_is_asked_once_to_end_and_is_killed_if_the_request_fails(worker
     gone.stop(final=False, now_s=100.0)
     assert gone.killed
     gone.link.close()
+
+
+def test_a_worker_whose_queue_is_full_ends_after_it_has_read_the_queue(worker: FakeWorker) -> None:
+    """Many clients connected just before the worker must end. A kill would end requests in progress."""
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            link.send(worker.link, {"op": "connection"})
+            sent += 1
+    worker.stop(final=False, now_s=100.0)
+    assert not worker.killed
+    assert [link.receive(worker.their_end) for _ in range(sent)] == [({"op": "connection"}, [])] * sent
+    assert link.receive(worker.their_end) is None
+    link.send(worker.their_end, {"op": "stats"})  # the worker can still report
+    assert link.receive(worker.link) == ({"op": "stats"}, [])

@@ -5,17 +5,20 @@ from __future__ import annotations
 import fcntl
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgert.config import ServingConfig
 from edgert.errors import Overloaded, ShuttingDown
 from edgert.protocol import wire
 from edgert.protocol.hello import HelloFlags
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.connections import Connections
+from edgert.worker.connections.sessions import ClientSession, Sessions
 from edgert.worker.pipeline.pipeline import Pipeline
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
@@ -124,3 +127,27 @@ def test_a_client_that_breaks_the_protocol_gets_an_error(connections: Connection
         client.sendall(b"garbage" * 20)
         assert wire.error_of(read_frame(client)).code == "request.protocol"
         assert client.recv(1) == b""
+
+
+def test_a_client_may_start_a_new_session_as_soon_as_it_knows_that_its_session_ended(
+    connections: Connections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, serving = loaded(tmp_path, op="add", state_id=""), ServingConfig(sessions_max=1)
+    sessions = Sessions(pipeline_of(model), model.version.manifest, "digest", serving, FRAME_BYTES_MAX)
+    connections._sessions = sessions
+    counts, moved = list[int](), ClientSession.moved
+
+    def counted(session: ClientSession) -> Sequence[wire.Buffer]:
+        counts.append(sessions.count)
+        return moved(session)
+
+    monkeypatch.setattr(ClientSession, "moved", counted)
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.settimeout(WAIT_S_MAX)
+        connections.accept(theirs, HelloFlags(session=True))
+        assert read_frame(ours).kind == wire.WELCOME
+        assert sessions.count == 1
+        connections.stop_reading()
+        assert read_frame(ours).kind == wire.MOVED
+    assert counts == [0]

@@ -521,6 +521,24 @@ def test_after_large_runs_each_idle_engine_gives_back_their_memory_once() -> Non
     assert batcher.infer([item(3)], 1).outputs[0].tolist() == [[6, 6]]
 
 
+def test_two_threads_may_release_memory_at_once() -> None:
+    """The other thread releases the memory while the first thread reads the clock."""
+    now_s, released = 0.0, list[bool]()
+
+    def clock() -> float:
+        nonlocal now_s
+        if now_s == RELEASE_AFTER_S:
+            now_s += 1
+            released.append(batcher.release_memory(lambda: [item(0)]))
+        return now_s
+
+    batcher = Batcher(GatedSession(open_gate=True), cap=8, clock=clock)
+    batcher.infer([item(1, 4)], 4)
+    now_s = RELEASE_AFTER_S
+    batcher.release_memory(lambda: [item(0)])
+    assert released == [True]
+
+
 def test_an_engine_that_cannot_release_memory_continues_to_serve() -> None:
     now_s, session = 0.0, GatedSession(open_gate=True)
     batcher = Batcher(session, cap=8, clock=lambda: now_s)
