@@ -168,7 +168,7 @@ def test_a_host_asks_before_it_takes_over_a_rollout_that_may_still_run_on_anothe
     assert [host("rollout", "list")[1]["rollouts"][0]["rollout"]["state"] for host in hosts] == ["cut off", "running"]
     for verb in ("resume", "abort"):
         code, refused = b("rollout", verb)
-        assert (code, "may still run there" in refused["error"]["message"]) == (2, True)
+        assert (code, "may still run on that host" in refused["error"]["message"]) == (2, True)
     code, aborted = b("rollout", "abort", "--yes")
     assert (code, aborted["rollout"]["state"]) == (0, "aborted")
     b.commit()
