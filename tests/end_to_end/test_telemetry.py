@@ -74,6 +74,31 @@ def asked_all_the_time(device: Device) -> Iterator[None]:
         app.join()
 
 
+@contextmanager
+def heard_from(broker: Broker, topics: str) -> Iterator[list[dict[str, Any]]]:
+    """The messages of `topics` so far, with their topic. A thread receives them, so that the broker hears from it."""
+    heard: list[dict[str, Any]] = []
+    over = threading.Event()
+    connection = Connection(
+        broker.settings, on_message=lambda topic, said, _: heard.append({"topic": topic, **loads(said)})
+    )
+    connection.open()
+    connection.subscribe((topics,), 1)
+
+    def listen() -> None:
+        while not over.is_set():
+            connection.pump(0.1)
+        connection.close()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        yield heard
+    finally:
+        over.set()
+        listener.join()
+
+
 def of_device(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows with this device's latency; the other rows sum up the fleet."""
     return [row for row in rows if row["device"] == "d-test" and row["model"] == "echo" and row["p50_ms"]]
@@ -98,68 +123,58 @@ def test_the_percentiles_of_the_fleet_include_the_requests_of_a_device(tmp_path:
 
 def test_an_alarm_is_visible_to_later_subscribers_and_events_name_their_version(tmp_path: Path) -> None:
     alarms = "[alarms]\nworker_mb = 1\n"  # every worker uses more
-    heard: list[dict[str, Any]] = []
-    with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
-        listening = Connection(broker.settings, on_message=lambda topic, said, _: heard.append({"topic": topic, **loads(said)}))  # fmt: skip
-        listening.open()
-        listening.subscribe(("edgert/v1/#",), 1)
-        with a_device(mqtt_config(broker) + alarms) as device:
-            device.put()
+    with (
+        Broker.in_folder(tmp_path / "broker", secured=True) as broker,
+        heard_from(broker, "edgert/v1/#") as heard,
+        a_device(mqtt_config(broker) + alarms) as device,
+    ):
+        device.put()
+        wait_until(lambda: any(said.get("echo_alarms") == "worker_mb" for said in heard), "the alarm is retained")
+        shown: list[dict[str, Any]] = []
 
-            def raised() -> bool:
-                listening.pump(0.1)
-                return any(said.get("echo_alarms") == "worker_mb" for said in heard)
+        def is_shown() -> bool:
+            shown.extend(row for row in watch(broker, 2.0) if row["device"] == "d-test" and row["alarms"])
+            return bool(shown)
 
-            wait_until(raised, "the alarm is retained")
-            shown: list[dict[str, Any]] = []
-
-            def is_shown() -> bool:
-                shown.extend(row for row in watch(broker, 2.0) if row["device"] == "d-test" and row["alarms"])
-                return bool(shown)
-
-            wait_until(is_shown, "somebody who looks later sees the alarm")
-            assert shown[0]["alarms"] == ["worker_mb"]
-            wait_until(lambda: raised() and any(said.get("alarms") == 1 for said in heard), "metrics")
-            (metrics, *_) = (said for said in heard if said.get("alarms") == 1)
-            assert metrics["alarm_worker_mb"] > 1
-            assert {said["model_version"] for said in heard if said.get("event") == "serving"} == {"r1"}
-        listening.close()
+        wait_until(is_shown, "somebody who looks later sees the alarm")
+        assert shown[0]["alarms"] == ["worker_mb"]
+        wait_until(lambda: any(said.get("alarms") == 1 for said in heard), "metrics")
+        (metrics, *_) = (said for said in heard if said.get("alarms") == 1)
+        assert metrics["alarm_worker_mb"] > 1
+        assert {said["model_version"] for said in heard if said.get("event") == "serving"} == {"r1"}
 
 
 def test_requests_of_checks_and_of_benchmarks_and_of_clients_that_time_out_are_counted_apart(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
-    with Broker.in_folder(tmp_path / "broker", secured=True) as broker:
-        listening = Connection(broker.settings, on_message=lambda topic, said, _: heard.append({"topic": topic, **loads(said)}))  # fmt: skip
-        listening.open()
-        listening.subscribe(("edgert/v1/+/+/m/#",), 1)
-        with a_device(mqtt_config(broker)) as device:
-            device.deploy()
-            device.deploy(model="slow", delay_s=1.5)
-            device.run("bench", "--model", "echo", "--for", "1s", "--clients", "2")
+    with (
+        Broker.in_folder(tmp_path / "broker", secured=True) as broker,
+        heard_from(broker, "edgert/v1/+/+/m/#") as heard,
+        a_device(mqtt_config(broker)) as device,
+    ):
+        device.deploy()
+        device.deploy(model="slow", delay_s=1.5)
+        device.run("bench", "--model", "echo", "--for", "1s", "--clients", "2")
+        with device.client() as client:
+            for _ in range(3):
+                client.infer("echo", ITEM, cache=False)
+        asked = gone = 0
+        while gone < 2:  # a client that is halted for a second still gets its answer
             with device.client() as client:
-                for _ in range(3):
-                    client.infer("echo", ITEM, cache=False)
-            asked = gone = 0
-            while gone < 2:  # a client that is halted for a second still gets its answer
-                with device.client() as client:
-                    client.infer("slow", ITEM, cache=False)  # now the client is connected, and the engine is free
-                    asked += 2
-                    try:
-                        client.infer("slow", ITEM, cache=False, timeout_s=0.7)
-                    except DeadlineExceeded:
-                        gone += 1
+                client.infer("slow", ITEM, cache=False)  # now the client is connected, and the engine is free
+                asked += 2
+                try:
+                    client.infer("slow", ITEM, cache=False, timeout_s=0.7)
+                except DeadlineExceeded:
+                    gone += 1
 
-            def last(model: str) -> dict[str, Any]:
-                listening.pump(0.1)
-                said = [said for said in heard if said["topic"].endswith(f"/{model}/metrics")]
-                return said[-1] if said else {"req_total": 0}
+        def last(model: str) -> dict[str, Any]:
+            said = [said for said in heard if said["topic"].endswith(f"/{model}/metrics")]
+            return said[-1] if said else {"req_total": 0}
 
-            wait_until(lambda: last("slow")["req_total"] >= asked and last("echo")["req_total"] >= 3, "all")
+        wait_until(lambda: last("slow")["req_total"] >= asked and last("echo")["req_total"] >= 3, "all")
         names = ("req_total", "gone_total", "err_total", "shed_total")
         assert [last("slow")[name] for name in names] == [asked, 2, 0, 0]
         assert [last("echo")[name] for name in names] == [3, 0, 0, 0]
         assert last("echo")["probe_total"] > 100  # the requests of the check and the benchmark
-        listening.close()
 
 
 def loads(payload: bytes) -> dict[str, Any]:
