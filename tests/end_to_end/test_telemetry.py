@@ -76,7 +76,7 @@ def asked_all_the_time(device: Device) -> Iterator[None]:
 
 @contextmanager
 def heard_from(broker: Broker, topics: str) -> Iterator[list[dict[str, Any]]]:
-    """The messages of `topics` so far, with their topic. A thread receives them, so that the broker hears from it."""
+    """Yield the messages of `topics` so far. A thread receives them, so the connection lasts while the test waits."""
     heard: list[dict[str, Any]] = []
     over = threading.Event()
     connection = Connection(
