@@ -304,6 +304,7 @@ def test_each_invalid_input_gives_one_clear_error_and_leaves_no_file(shell_here:
     for replaced, code, exit_code in cases:
         done = shell_here.build("--json", **replaced)
         assert (code_of(done), done.returncode) == (code, exit_code), replaced
+        assert ("torch: converting net.pt to ONNX" in done.stderr) == ("convert-with" in replaced)
     assert shell_here.files() == before
 
 

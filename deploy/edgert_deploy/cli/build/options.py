@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from edgert.bundle.signing import SigningKey
 from edgert.cli.number import Number
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
+from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE_NAME, FilePath, NewBundlePath, ProfileName
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.common.keys import signing_key
@@ -54,9 +56,10 @@ class BuildOptions(BuildSettings):
 
     def conversion(self) -> Conversion:
         """Return the settings that turn the model into ONNX with fixed lengths. Raises ConfigInvalid."""
+        python = self.convert_with or sys.executable
         buckets = read_buckets(self.buckets, self.pads)
         kept = None if self.no_cache else KeptConversions(cache_folder() / "converted")
-        return Conversion(self.convert_with or sys.executable, read_inputs(self.inputs), buckets, kept)
+        return Conversion(python, read_inputs(self.inputs), buckets, kept, partial(say, ""))
 
     def check(self) -> None:
         """Refuse a build without samples or targets. The model file may name them, so click cannot refuse it."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.sources.formats.kept_conversions import KeptConversions
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets
 
@@ -49,12 +50,14 @@ class Conversion:
         inputs: The example inputs: name of the input -> `{"datatype", "shape"}`.
         buckets: The buckets for an axis that the ONNX model leaves open.
         kept: The store of earlier conversions. With None, each build converts the model again.
+        progress: Receives a line when a conversion starts, because it takes many seconds.
     """
 
     python: str = sys.executable
     inputs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     buckets: WantedBuckets | None = None
     kept: KeptConversions | None = None
+    progress: Progress = lambda _: None
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -121,6 +124,7 @@ def _converted(path: Path, framework: str, how: Conversion) -> bytes:
         out = Path(folder) / "model.onnx"
         request = json.dumps({"model": str(path.resolve()), "out": str(out), "inputs": dict(how.inputs)})
         command = [how.python, "-I", str(SCRIPTS / f"from_{framework}.py"), request]
+        how.progress(f"{framework}: converting {path.name} to ONNX")
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=CONVERT_TIMEOUT_S, check=False

@@ -35,6 +35,10 @@ KERAS_PART = (
     "a Keras file with {} and without {}: build the model in Keras, load its weights, and give what "
     "model.save('model.keras') writes"
 )
+CHECKPOINT = (
+    "a checkpoint of TensorFlow, which holds weights without a model: build the model in TensorFlow, load these weights, "
+    "save it with model.export('folder'), and give that folder"
+)
 NO_GRAPH = "weights without a model: export the model itself as ONNX, with these weights"
 ARCHIVE = "a packed archive: unpack it, and give the model's file"
 # The formats that are recognized by the first bytes of the file.
@@ -58,6 +62,7 @@ SUFFIXES = {
     ".pdiparams": PADDLE,
     ".engine": "a plan of TensorRT, for one GPU only: give the ONNX model that it was made from",
     ".plan": "a plan of TensorRT, for one GPU only: give the ONNX model that it was made from",
+    ".index": CHECKPOINT,
     ".caffemodel": "a Caffe model: convert it to ONNX first",
     ".safetensors": NO_GRAPH,
 }
@@ -66,13 +71,18 @@ SUFFIXES = {
 def other_format(path: Path) -> str:
     """Return a message if the file has an unsupported format; otherwise an empty text."""
     if path.is_dir():
-        what = SUFFIXES.get(path.suffix.lower(), "")
+        what = SUFFIXES.get(path.suffix.lower(), "") or _of_folder(path)
         return f"{path.name} is {what}" if what else ""
     with suppress(OSError), path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         what = _by_content(path, head) or SUFFIXES.get(path.suffix.lower(), "")
         return f"{path.name} is {what}" if what else ""
     return ""
+
+
+def _of_folder(path: Path) -> str:
+    is_saved_model = (path / "saved_model.pb").is_file()
+    return CHECKPOINT if not is_saved_model and any(path.glob("*.index")) else ""
 
 
 def _by_content(path: Path, head: bytes) -> str:

@@ -100,12 +100,14 @@ def test_a_conversion_is_reused_until_something_that_influences_it_changes(tmp_p
     python.chmod(0o755)
     versions.write_text("keras 3")
     path = archive(tmp_path / "model.keras", "config.json", "model.weights.h5")
-    kept = KeptConversions(tmp_path / "kept")
+    kept, lines = KeptConversions(tmp_path / "kept"), list[str]()
 
     def conversions(**more: Any) -> int:
         """Load the model; return the number of conversions so far."""
-        assert load_source(path, Conversion(str(python), **more)).inputs[0].name == "x"
-        return len(calls.read_text())
+        assert load_source(path, Conversion(str(python), progress=lines.append, **more)).inputs[0].name == "x"
+        assert lines == ["keras: converting model.keras to ONNX"] * len(lines)
+        assert len(calls.read_text()) == len(lines)
+        return len(lines)
 
     assert [conversions(kept=kept) for _ in range(3)] == [1, 1, 1]
     assert conversions() == 2

@@ -69,6 +69,7 @@ FILES = {
     "hand.task": (zipped("a.tflite", "b.tflite"), r"holds a\.tflite, b\.tflite: unpack it"),
     "weights.npz": (arrays(), "NumPy arrays"),
     "saved_model.pb": (b"\x08\x01\x12", "give the folder of the SavedModel"),
+    "ckpt-1.index": (bytes(20), "a checkpoint of TensorFlow"),
     "frozen.pb": (b"\n\x1f\n\x05input", "--graphdef"),
 }
 
@@ -87,6 +88,17 @@ def test_the_folder_of_a_core_ml_model_is_named(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(SourceInvalid, match=r"net\.mlpackage is a Core ML model, .* as ONNX"):
         load_source(folder)
+
+
+def test_the_folder_of_a_tensorflow_checkpoint_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    for name in ("checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"):
+        (folder / name).touch()
+    with pytest.raises(SourceInvalid, match=r"ckpt is a checkpoint of TensorFlow, .* model\.export\('folder'\)"):
+        load_source(folder)
+    (folder / "saved_model.pb").touch()
+    assert other_format(folder) == ""
 
 
 def test_a_file_that_can_be_built_gets_no_message(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 OPSET = 17
 SIGNATURE = "serving_default"
 LOAD_WITH_KERAS_2 = (
-    "Load the file with Keras 2 (pip install tf_keras), save it with model.export('folder'), and build that folder"
+    "Load the file with Keras 2 (pip install tf_keras, in a separate environment), save it with model.export('folder'), "
+    "and build that folder"
 )
 TEXTS = (
     "takes text, which the engines of devices do not read. Save the model without its TextVectorization or "
