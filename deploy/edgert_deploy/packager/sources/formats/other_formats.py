@@ -81,8 +81,10 @@ def other_format(path: Path) -> str:
 
 
 def _of_folder(path: Path) -> str:
-    is_saved_model = (path / "saved_model.pb").is_file()
-    return CHECKPOINT if not is_saved_model and any(path.glob("*.index")) else ""
+    if (path / "saved_model.pb").is_file() or not any(path.glob("*.index")):
+        return ""
+    parent = path.resolve().parent
+    return f"a part of a SavedModel: give {parent}" if (parent / "saved_model.pb").is_file() else CHECKPOINT
 
 
 def _by_content(path: Path, head: bytes) -> str:

@@ -97,6 +97,8 @@ def test_the_folder_of_a_tensorflow_checkpoint_is_named(tmp_path: Path) -> None:
         (folder / name).touch()
     with pytest.raises(SourceInvalid, match=r"ckpt is a checkpoint of TensorFlow, .* model\.export\('folder'\)"):
         load_source(folder)
+    (tmp_path / "saved_model.pb").touch()
+    assert other_format(folder) == f"ckpt is a part of a SavedModel: give {tmp_path}"
     (folder / "saved_model.pb").touch()
     assert other_format(folder) == ""
 
