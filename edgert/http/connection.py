@@ -265,8 +265,8 @@ class HttpConnection:
         """Send `parts` without the first `sent` bytes, at the rate at which the client reads."""
         began_s, place = self._clock(), self._place
         until_s = began_s + self._limits.body_s_max(sum(map(len, parts)))
+        place.is_sending = True  # before `due_s`, from which on another thread may end the connection
         place.due_s = began_s  # now the client must read: bytes in the kernel's buffer wait for it
-        place.is_sending = True
         for part in parts:
             rest, sent = memoryview(part)[sent:], max(0, sent - len(part))
             while rest:
