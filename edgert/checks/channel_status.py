@@ -12,8 +12,9 @@ from pathlib import Path
 
 from edgert.config import DeviceConfig
 from edgert.durable import replace_file
+from edgert.protocol.control import ask
 from edgert.state_dir import StateDir
-from edgert.typed_json import json_bytes, read_json
+from edgert.typed_json import json_bytes, read_json, to_json
 
 STALE = "channel_stale"  # the name of the alarm
 AGAIN = 75  # the exit code of a round that could not finish: another round should start soon (EX_TEMPFAIL)
@@ -71,6 +72,11 @@ class ChannelEvent:
     alarm: str | None = None
     value: float | None = None
     limit: float | None = None
+
+
+def send_event(state: StateDir, event: ChannelEvent) -> None:
+    """Send the event to the daemon, which reports it. Raises EdgeRTError if no daemon answers."""
+    ask(state.control_socket, {"op": "event", **to_json(event)})
 
 
 def read_channel_status(state: StateDir, config: DeviceConfig) -> ChannelStatus:

@@ -6,14 +6,12 @@ import contextlib
 
 import click
 
-from edgert.checks.channel_status import ChannelEvent
+from edgert.checks.channel_status import ChannelEvent, send_event
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option
 from edgert.cli.slot_commands import serve_live, store_of
 from edgert.errors import EdgeRTError, TransitionRefused
-from edgert.protocol.control import ask
 from edgert.state_dir import StateDir
-from edgert.typed_json import to_json
 from edgert.versions.claims import under_claim
 from edgert.versions.slots import RolledBackVersion, Slots, SlotState
 
@@ -63,7 +61,7 @@ def _report(state: StateDir, model: str, failed: RolledBackVersion) -> None:
     """Report the event `rolled_back` through the daemon. Without a daemon, the event is lost."""
     event = ChannelEvent("rolled_back", model, failed.release, reason=failed.reason)
     with contextlib.suppress(EdgeRTError):  # `serve_live` reports why the daemon does not answer
-        ask(state.control_socket, {"op": "event", **to_json(event)})
+        send_event(state, event)
 
 
 def _release(slots: Slots) -> int | None:

@@ -135,12 +135,7 @@ class Client(BaseClient):
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
                 timeout_s = max(0.001, deadline - time.monotonic())
             finally:
-                if connection.closed or connection.conversation.outgrown or len(idle) >= IDLE_CONNECTIONS_MAX:
-                    self._discard(connection, model)
-                else:
-                    idle.append(connection)
-                    if self._closed:  # checked last, because another thread may close the client at any time
-                        self.close_idle()
+                self._put_back(connection, model, idle)
 
     def session(self, model: str) -> Session:
         """Start a session of `model`: each request continues the previous request.
@@ -163,12 +158,7 @@ class Client(BaseClient):
         """Return the description of `model`: release, inputs, outputs, labels."""
         check_model(model)
         connection = self._connected(model, time.monotonic() + self.timeout_s)
-        if len(self._idle[model]) >= IDLE_CONNECTIONS_MAX:
-            connection.close()
-        else:
-            self._idle[model].append(connection)
-            if self._closed:
-                self.close_idle()
+        self._put_back(connection, model, self._idle[model])
         return dict(connection.conversation.welcome)
 
     def labels(self, model: str) -> list[str]:
@@ -217,10 +207,16 @@ class Client(BaseClient):
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
 
-    def _discard(self, connection: Connection, model: str) -> None:
-        if connection.conversation.outgrown:
-            self._large.add(model)
-        connection.close()
+    def _put_back(self, connection: Connection, model: str, idle: list[Connection]) -> None:
+        """Keep the connection for a later request, or close it."""
+        if connection.closed or connection.conversation.outgrown or len(idle) >= IDLE_CONNECTIONS_MAX:
+            if connection.conversation.outgrown:
+                self._large.add(model)
+            connection.close()
+        else:
+            idle.append(connection)
+            if self._closed:  # checked last, because another thread may close the client at any time
+                self.close_idle()
 
 
 def _may_be_large(inputs: Inputs) -> bool:

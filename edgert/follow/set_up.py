@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgert.checks.channel_status import ChannelEvent
+from edgert.checks.channel_status import ChannelEvent, send_event
 from edgert.config import LOGIN_CREDENTIAL, DeviceConfig, credential
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.follow.follower import Report
 from edgert.log import log
 from edgert.names import CHANNEL_NAME
-from edgert.protocol.control import ask
 from edgert.registry.address import parse_repository
 from edgert.registry.client import Registry
 from edgert.registry.login import read_credentials
 from edgert.state_dir import StateDir
-from edgert.typed_json import to_json
 
 
 def reporter(state: StateDir) -> Report:
@@ -24,7 +22,7 @@ def reporter(state: StateDir) -> Report:
 
     def report(event: str, model: str | None, fields: dict[str, Any]) -> None:
         try:
-            ask(state.control_socket, {"op": "event", **to_json(ChannelEvent(event, model, **fields))})
+            send_event(state, ChannelEvent(event, model, **fields))
         except EdgeRTError as error:
             log(f"telemetry: the event {event} is lost: {error.message}")
 
