@@ -217,7 +217,7 @@ class FollowConfig(Closed):
         interval_s: The time between two readings of the channel.
         window: The local hours in which the device fetches, such as 22:00-05:00; "" for any time.
         kbit_max: The largest rate of a download in kbit/s; 0 for no limit.
-        ca: The file with the authority of the registry's certificate; "" for the system's authorities.
+        ca: The file with the certificate of the registry's CA; "" for the system's CAs.
         credentials: The file with the login at the registry; "" for no login.
         tags: Tags of this device, by which a channel may select devices.
     """

@@ -64,7 +64,7 @@ class ModelNotFound(RequestError, code="request.model_not_found", wire_code=12):
 
 
 class DeadlineExceeded(RequestError, code="request.deadline_exceeded", wire_code=13):
-    """The request's deadline passed before the engine started on it, or before an answer arrived."""
+    """The time-out passed before the engine started on the request, or before the answer arrived."""
 
 
 class SessionLost(RequestError, code="request.session_lost", wire_code=15):

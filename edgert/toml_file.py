@@ -32,7 +32,7 @@ def read_text(path: Path, bytes_max: int) -> str:
         with path.open("rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
-            raise ConfigInvalid(f"{path} is too large, the limit is {bytes_max} bytes: give another file")
+            raise ConfigInvalid(f"{path} is too large; the limit is {bytes_max} bytes: give another file")
         return data.decode("utf-8-sig")  # editors on Windows write a byte order mark
     except FileNotFoundError as error:
         raise ConfigInvalid(f"there is no {path}: check the name") from error

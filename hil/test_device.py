@@ -163,7 +163,7 @@ def test_an_older_release_is_refused(device: UnderTest) -> None:
 def test_a_release_that_breaks_a_limit_is_rolled_back_by_the_device(device: UnderTest) -> None:
     device.deploy(2)
     told = device.deploy(3, "--limit", "p99_ms=0.0001", "--watch", "3s", code=9)
-    assert "the limit is at most 0.0001 ms" in told["devices"][0]["error"]["message"]
+    assert "above its limit of 0.0001 ms" in told["devices"][0]["error"]["message"]
     assert device.live()["live"]["release"] == 2
     assert "p99_ms is" in device.live()["rolled_back"]["reason"]
 

@@ -38,9 +38,9 @@ PROMISED_GROUPS = {
     "Movement": "Cast CenterCropPad Concat DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND Identity OneHot Pad Reshape Resize Slice "
     "ScatterND SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Upsample",
     "Recurrence": "GRU LSTM RNN",
-    "Functions, by what ONNX defines them as": "Attention NegativeLogLikelihoodLoss RotaryEmbedding SoftmaxCrossEntropyLoss "
+    "Functions that ONNX composes from other operators": "Attention NegativeLogLikelihoodLoss RotaryEmbedding SoftmaxCrossEntropyLoss "
     "SwiGLU",
-    "Constants, worked out at the build": "CastLike Constant ConstantOfShape Range Shape Size",
+    "Constants, computed during the build": "CastLike Constant ConstantOfShape Range Shape Size",
 }
 COVERED = frozenset(" ".join(PROMISED_GROUPS.values()).split())
 
@@ -155,7 +155,7 @@ def _has_output(operator: str, index: int) -> Callable[[NodeTest], bool]:
 
 # The first matching rule gives the reason.
 OUTSIDE = (
-    Outside("a dtype that the lowering does not hold", lambda test: not test.dtypes <= HELD_DTYPES),
+    Outside("a dtype that the lowering does not support", lambda test: not test.dtypes <= HELD_DTYPES),
     Outside("a softmax in float64", _attribute_is("Attention", "softmax_precision", onnx.TensorProto.DOUBLE)),
     Outside("a result without elements", _has_empty_result),
     Outside("a crop by Resize", _attribute_is("Resize", "coordinate_transformation_mode", "tf_crop_and_resize")),
@@ -172,7 +172,7 @@ OUTSIDE = (
     Outside("training mode", _trains),
     Outside("the mask of Dropout", _has_output("Dropout", 1)),
     Outside("the indices of MaxPool", _has_output("MaxPool", 1)),
-    Outside("ONNX Runtime does not take it, and so no build does", _is_refused_by_onnx_runtime),
+    Outside("ONNX Runtime does not support it", _is_refused_by_onnx_runtime),
     # ONNX Runtime 1.32 has no kernel for it: it writes the operator out, and casts to float64 on the way.
     Outside("ReduceLogSumExp of opset 28", lambda test: _opset(test) >= 28 and bool(_nodes(test, "ReduceLogSumExp"))),
 )

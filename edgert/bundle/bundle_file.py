@@ -114,7 +114,7 @@ class Bundle:
             _expect(self._file, _padding(entry.size_bytes), f"the padding of {entry.path}")
         _expect(self._file, _END, "the end of the archive")
         if self._file.read(1):
-            raise BundleCorrupt("bytes follow the end of the bundle: copy it again from where it was built")
+            raise BundleCorrupt("bytes follow the end of the bundle: copy it again from the host that built it")
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> 
     except ValueError:
         size = -1
     if not 0 < size <= ENVELOPE_BYTES_MAX or head != _header(ENVELOPE_NAME, size):
-        raise BundleCorrupt("the bundle's first header is damaged: copy the bundle again from where it was built")
+        raise BundleCorrupt("the bundle's first header is damaged: copy the bundle again from the host that built it")
     data = file.read(size)
     if len(data) != size:
         raise BundleCorrupt("the bundle ends inside its manifest: the copy is incomplete, send it again")

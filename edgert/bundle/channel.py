@@ -198,12 +198,12 @@ def check_next(statement: Statement, counter: int, now_s: float) -> None:
         )
     if statement.expired(now_s):
         raise ChannelExpired(
-            f"{name} expired at {statement.expires}, and it is {time_text(now_s)}: sign it again: "
+            f"{name} expired at {statement.expires}; the time is {time_text(now_s)}. Sign it again: "
             f"edgert channel renew {statement.channel}"
         )
     if statement.not_before and now_s < expiry_time(statement.not_before):
         raise ChannelInvalid(
-            f"{name} starts at {statement.not_before}, and it is {time_text(now_s)}: wait until that time, or set this "
+            f"{name} starts at {statement.not_before}; the time is {time_text(now_s)}. Wait until then, or set this "
             "machine's clock if the clock is wrong"
         )
 
@@ -260,6 +260,8 @@ def _check_entry(entry: Entry) -> None:
             f"{name} has trial limits that cannot be used: give at most {LIMITS_MAX}, each a number from 0 up"
         )
     if entry.model == RUNTIME and entry.limits:
-        raise ChannelInvalid(f"{name} has trial limits: a runtime is tried with the golden samples of the models alone")
+        raise ChannelInvalid(
+            f"{name} has trial limits, but the trial of a runtime checks only the models' golden samples: remove the limits"
+        )
     if not 0 < entry.watch_s <= TRIAL_S_MAX:
         raise ChannelInvalid(f"{name} is watched for {entry.watch_s:g} s; give more than 0, at most {TRIAL_S_MAX:g} s")

@@ -135,7 +135,7 @@ class Delta:
                     base = file.read()
             _copy_zstd(packed, base, entry, write)
         if packed.read(1):
-            raise BundleCorrupt(f"the part of {entry.path} contains more than was signed: send it again")
+            raise BundleCorrupt(f"the part of {entry.path} contains more bytes than were signed: send it again")
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[
         with unpacker.stream_reader(packed, read_size=_CHUNK_BYTES, closefd=False) as reader:
             copy_entry(cast(BinaryIO, reader), entry, write)
             if reader.read(1):
-                raise BundleCorrupt(f"the part of {entry.path} gives more than was signed: send it again")
+                raise BundleCorrupt(f"the part of {entry.path} contains more bytes than were signed: send it again")
     except (zstandard.ZstdError, MemoryError) as error:
         raise BundleCorrupt(f"the part of {entry.path} cannot be unpacked ({error}): send it again") from error
 

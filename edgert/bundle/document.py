@@ -37,10 +37,10 @@ def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError]
     try:
         value = json.loads(data)
         if (format_read := value.pop("format")) != FORMAT:
-            raise fault(f"{what} has format {str(format_read)[:40]!r}, this version reads {FORMAT}: {update}")
+            raise fault(f"{what} has format {str(format_read)[:40]!r}; this version reads {FORMAT}: {update}")
         return from_json(cls, value)
     except UnknownKey as error:  # not ignored: the key might change the device's choice or a model's input
-        raise fault(f"{what} cannot be read: {error}: {update}") from error
+        raise fault(f"{what} cannot be read ({error}): {update}") from error
     except Mistyped as error:
         if isinstance(error.__cause__, fault):  # the value has the right type, but is not allowed
             raise error.__cause__ from None

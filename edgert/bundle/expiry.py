@@ -26,5 +26,5 @@ def check_expiry(expires: str, what: str, now_s: float) -> None:
     """Raise BundleExpired if `what` (model and release) has expired at `now_s`, in seconds since 1970."""
     if expires and now_s >= expiry_time(expires):
         raise BundleExpired(
-            f"{what} could be installed until {expires}, and it is {time_text(now_s)}: build it again with --expires"
+            f"{what} expired at {expires}; the time is {time_text(now_s)}. Build it again, with a later --expires"
         )

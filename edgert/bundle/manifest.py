@@ -185,7 +185,9 @@ class Manifest(Stateful):
                 )
             return target
         names = ", ".join(t.profile for t in self.targets)
-        raise NotCompatible(f"the bundle is for {names}; this device is a {profile}: build with --target {profile}")
+        raise NotCompatible(
+            f"the bundle is for {names}; this device has profile {profile}: build with --target {profile}"
+        )
 
     def to_bytes(self) -> bytes:
         return document_bytes(self)

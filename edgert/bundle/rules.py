@@ -241,23 +241,23 @@ def check_preprocess(pre: Preprocess, inputs: tuple[TensorSpec, ...]) -> None:
 
 def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
     if len(spec.shape) != 4:
-        raise BundleError(f"preprocessing of images needs an input of 4 axes, {pre.input!r} has {len(spec.shape)}")
+        raise BundleError(f"preprocessing of images needs an input of 4 axes; {pre.input!r} has {len(spec.shape)}")
     channels, height, width = (
         spec.item_shape if pre.model_layout == "nchw" else (spec.shape[3], spec.shape[1], spec.shape[2])
     )
     if pre.resize is not None and not (height in (-1, pre.resize.height) and width in (-1, pre.resize.width)):
         needed = " x ".join("any" if length == -1 else str(length) for length in (height, width))
         raise BundleError(
-            f"resizing gives {pre.resize.height} x {pre.resize.width}, input {pre.input!r} needs {needed} (height x width): change "
+            f"resizing gives {pre.resize.height} x {pre.resize.width}, but input {pre.input!r} needs {needed} (height x width): change "
             "[resize] to fit"
         )
     if pre.of_images and channels != (1 if pre.colour == "gray" else 3):
         raise BundleError(
-            f"preprocessing gives {pre.colour} images, input {pre.input!r} needs {counted(channels, 'channel')}: set colour"
+            f"preprocessing gives {pre.colour} images, but input {pre.input!r} needs {counted(channels, 'channel')}: set colour"
         )
     if pre.decode and pre.resize is None and -1 in (height, width):
         raise BundleError(
-            f"input {pre.input!r} has an open size, and images to decode may have any: add a rule [resize]"
+            f"input {pre.input!r} has an open size, and decoded images may have any size: add a table [resize]"
         )
 
 
@@ -330,7 +330,7 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
     if values[0] != -1 and (values[0] != 4 if detect.scores else values[0] < least):
         needed = "4" if detect.scores else f"at least {least}"
         raise BundleError(
-            f"output {detect.boxes!r} has {values[0]} values a box, form {detect.form} needs {needed}: set form to the "
+            f"output {detect.boxes!r} has {values[0]} values a box, but form {detect.form} needs {needed}: set form to the "
             "layout of the output"
         )
     if detect.scores and detect.objectness:

@@ -24,12 +24,12 @@ from edgert.versions.trial_limits import LIMIT_NAMES, WATCH_S, TrialLimits, pars
     type=Duration(1, TRIAL_S_MAX),
     default="60s",
     show_default=True,
-    help="Without mark-good within this time, the device rolls back. With limits, it counts from the end of their watch.",
+    help="Time for mark-good; then the device rolls back. With limits, this time starts when their watch ends.",
 )
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", help=f"Watch a limit: {', '.join(LIMIT_NAMES)}."
 )
-@click.option("--watch", "watch_s", type=Duration(), help="How long to watch the limits [default: 60s with --limit].")
+@click.option("--watch", "watch_s", type=Duration(), help="Time to watch the limits [default: 60s with --limit].")
 @click.option("--unattended", is_flag=True, help="Mark the version good without the host once all limits held.")
 @claim_option
 @json_option

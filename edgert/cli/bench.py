@@ -28,7 +28,7 @@ CLIENTS_MAX = 64
     "--model",
     help="Measure the live version of this model: through the socket, or with FOLDER, directly in the engine.",
 )
-@click.option("--for", "for_s", type=Duration(0, 600), default="5s", show_default=True, help="How long to measure.")
+@click.option("--for", "for_s", type=Duration(0, 600), default="5s", show_default=True, help="Time to measure.")
 @click.option(
     "--clients",
     type=click.IntRange(1, CLIENTS_MAX),

@@ -41,10 +41,15 @@ DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS
 
 @click.command()
 @click.option(
-    "--interval", "interval_s", type=Duration(0.1, 60), default="1s", show_default=True, help="How often to refresh."
+    "--interval",
+    "interval_s",
+    type=Duration(0.1, 60),
+    default="1s",
+    show_default=True,
+    help="Time between two updates.",
 )
 @click.option("--once", is_flag=True, help="Print one interval and exit.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per refresh.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each update.")
 @click.pass_obj
 def top(state: StateDir, interval_s: float, once: bool, as_json: bool) -> None:
     """Show the models live: rates, percentiles, batches and their ends, stages, caches, shadow.

@@ -26,7 +26,7 @@ from edgert.http.limits import BODY_BYTES_PER_S_MIN, STILL_S_MAX, Limits
 from edgert.http.messages import HttpError
 
 # The reasons why a connection must end before its request is complete.
-EVICTED = "the request arrived too slowly, and another client gets this connection's place"
+EVICTED = "the request arrived too slowly, so another client got this connection: send it again"
 STOPPING = "the server is stopping"
 
 
@@ -95,7 +95,9 @@ class Admission:
         with self._lock:
             while self._body_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
-                    raise busy(f"requests of {self._body_bytes} bytes are in progress, and there is no memory for more")
+                    raise busy(
+                        f"the bodies in progress ({self._body_bytes} bytes) fill the memory for bodies: try again later"
+                    )
             self._body_bytes += size_bytes
             place.body_bytes += size_bytes
 

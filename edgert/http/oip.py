@@ -234,7 +234,7 @@ def _split(body: memoryview, json_length: str | None) -> tuple[memoryview, memor
             raise RequestError(f"{LENGTH_HEADER} must be a number")
         length = int(json_length)
         if length > len(body):
-            raise RequestError(f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}")
+            raise RequestError(f"{LENGTH_HEADER} states {length} bytes, but the body has {len(body)}")
     if length > JSON_BYTES_MAX:
         raise RequestError(f"the JSON of a request may have {JSON_BYTES_MAX} bytes: send tensors as binary data")
     return body[:length], body[length:]

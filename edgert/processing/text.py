@@ -86,14 +86,14 @@ def texts_of(array: NDArray[Any]) -> list[str]:
     """Return the rows of UINT8 [N, bytes] as text. Raises RequestError."""
     if array.nbytes > REQUEST_BYTES_MAX:
         raise RequestError(
-            f"the texts have {array.nbytes} bytes, at most {REQUEST_BYTES_MAX} are allowed: split the request"
+            f"the texts have {array.nbytes} bytes; at most {REQUEST_BYTES_MAX} are allowed: split the request"
         )
     texts = []
     for i, row in enumerate(array):
         text = row.tobytes().rstrip(b"\0")
         if len(text) > TEXT_BYTES_MAX:
             raise RequestError(
-                f"text {i} of the request has {len(text)} bytes, at most {TEXT_BYTES_MAX} are allowed: shorten it"
+                f"text {i} of the request has {len(text)} bytes; at most {TEXT_BYTES_MAX} are allowed: shorten it"
             )
         try:
             texts.append(text.decode())

@@ -100,7 +100,9 @@ class Registry:
             media_type = str(response.headers.get("Content-Type", ""))
         digest = digest_of(data)
         if DIGEST.fullmatch(reference) and digest != reference:
-            raise RegistryCorrupt(f"{self.repository} gives other bytes for {what}: they have {digest}")
+            raise RegistryCorrupt(
+                f"{self.repository} sent wrong bytes for {what} (digest {digest}): try again, or publish again"
+            )
         return None if digest == known else Fetched(digest, media_type.partition(";")[0].strip(), data)
 
     def has(self, blob: Blob) -> bool:
@@ -133,7 +135,9 @@ class Registry:
             self._expect(response, what, 200)
             data = self._read_all(response, what, blob.size_bytes)
         if digest_of(data) != blob.digest:
-            raise RegistryCorrupt(f"{self.repository} gives other bytes for {what}: their digest is {digest_of(data)}")
+            raise RegistryCorrupt(
+                f"{self.repository} sent wrong bytes for {what} (digest {digest_of(data)}): try again, or publish again"
+            )
         return data
 
     def download(self, blob: Blob, path: Path, on_bytes: OnBytes = lambda count: None) -> None:
@@ -160,7 +164,7 @@ class Registry:
             if f"sha256:{digest.hexdigest()}" != blob.digest:
                 path.unlink()
                 raise RegistryCorrupt(
-                    f"{self.repository} gives other bytes for blob {blob.digest}: they were removed, and the next "
+                    f"{self.repository} sent wrong bytes for blob {blob.digest}: they were removed, and the next "
                     "attempt starts again"
                 )
 
@@ -220,7 +224,7 @@ class Registry:
             else:
                 skip, length = 0, blob.size_bytes - at
                 if response.headers.get("Content-Range") != f"bytes {at}-{blob.size_bytes - 1}/{blob.size_bytes}":
-                    raise RegistryCorrupt(f"{self.repository} sends another part of {what} than the requested one")
+                    raise RegistryCorrupt(f"{self.repository} sent another part of {what} than the requested part")
             # Refuse chunks, because a server could send the length of a chunk byte by byte.
             if response.headers.get("Content-Length") != str(length) or "Transfer-Encoding" in response.headers:
                 raise RegistryCorrupt(

@@ -250,7 +250,7 @@ def _reason(url: str, error: BaseException) -> str:
     inner = inner or error
     text = str(inner) or type(inner).__name__
     if isinstance(inner, ssl.SSLCertVerificationError):
-        advice = "Give the file of its authority (ca), or replace the certificate"
+        advice = "Give the file of the CA that signed it (ca), or replace the certificate"
         if inner.verify_code in _BY_THE_CLOCK:
             advice = f"This machine's clock says {time_text(time.time())}: set it, or renew the certificate"
         return f"the certificate of {_host(url)} is not trusted: {inner.verify_message}. {advice}"

@@ -391,7 +391,7 @@ class Connection:
 
 def _tls_advice(address: str, error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        advice = "give the authority that signed it (ca), and the host name in the certificate"
+        advice = "give the CA that signed it (ca), and the host name in the certificate"
         if error.verify_code in _BY_THE_CLOCK:
             advice = f"this machine's clock says {time_text(time.time())}: set it, or renew the certificate"
         return f"the broker {address} has a certificate that is not trusted: {error.verify_message}; {advice}"

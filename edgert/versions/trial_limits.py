@@ -233,8 +233,8 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
         value = kind.read(readings)
         if value is not None and (at_end or kind.is_certain(readings)):
             if (value > limit) if kind.is_highest else (value < limit):
-                bound = "at most" if kind.is_highest else "at least"
-                text = f"{name} is {kind.text(value)}, the limit is {bound} {kind.text(limit)}"
+                side = "above" if kind.is_highest else "below"
+                text = f"{name} is {kind.text(value)}, {side} its limit of {kind.text(limit)}"
                 reasons.append(Broken(name, value, limit, f"{text} ({readings.described()})"))
         elif at_end:
             reasons.append(Broken(name, None, limit, _not_measured(name, readings)))

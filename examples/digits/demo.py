@@ -117,7 +117,7 @@ class Demo:
             self._title(f"4. {CONNECTIONS} apps send requests at once, every image twice")
             client = stack.enter_context(Client(self._state / "edgert.sock"))
             self._send_holdout(client)
-            self._title("5. The fleet as a subscriber sees it, while the apps keep sending")
+            self._title("5. The fleet's table in the terminal, while the apps send requests")
             with self._sending(client):
                 self._edgert("fleet", "watch", "--broker", broker, "--once", "--for", f"{4 * WINDOW_S:g}s")
             self._edgert("status", "here")
@@ -184,7 +184,7 @@ class Demo:
         batches = Counter(r.batch for r in computed)
         print(f"  accuracy     {right:.2%} of {len(responses)} answers, INT8, over the socket")
         print(
-            f"  latency      p50 {np.percentile(times_ms, 50):.3f} ms, p99 {np.percentile(times_ms, 99):.3f} ms, as the apps saw it"
+            f"  latency      p50 {np.percentile(times_ms, 50):.3f} ms, p99 {np.percentile(times_ms, 99):.3f} ms, measured by the apps"
         )
         print("  batch sizes  " + ", ".join(f"{size}: {count} answers" for size, count in sorted(batches.items())))
         print(f"  cache        {sum(r.cache_hit for r in responses)} of {len(responses)} answered from the cache")

@@ -107,11 +107,11 @@ def reason_of_rollback(device: Device, store: SlotStore, release: int) -> str:
 @pytest.mark.parametrize(
     ("limit", "bundle", "values", "says"),
     [
-        ("p99_ms=5", {"delay_s": 0.01}, (1.0,), r"p99_ms is [\d.]+ ms, the limit is at most 5 ms"),
-        ("error_share=10%", FAILS_AT_7, (1.0, 7.0), r"error_share is [45]\d.*the limit is at most 10%"),
-        ("memory_mb=5", {}, (), r"memory_mb is [\d.]+ MB, the limit is at most 5 MB"),
-        ("agreement=99%", {"op": "sum"}, (1.0,), r"agreement is 0%, the limit is at least 99% .* agree"),
-        ("min_requests=1000000", {}, (1.0,), r"min_requests is \d+, the limit is at least 1000000"),
+        ("p99_ms=5", {"delay_s": 0.01}, (1.0,), r"p99_ms is [\d.]+ ms, above its limit of 5 ms"),
+        ("error_share=10%", FAILS_AT_7, (1.0, 7.0), r"error_share is [45]\d.*above its limit of 10%"),
+        ("memory_mb=5", {}, (), r"memory_mb is [\d.]+ MB, above its limit of 5 MB"),
+        ("agreement=99%", {"op": "sum"}, (1.0,), r"agreement is 0%, below its limit of 99% .* agree"),
+        ("min_requests=1000000", {}, (1.0,), r"min_requests is \d+, below its limit of 1000000"),
     ],
     ids=["p99", "errors", "memory", "agreement", "min-requests"],
 )
@@ -140,7 +140,7 @@ def test_without_traffic_golden_samples_replace_requests_except_for_limits_on_ag
     store, release = on_trial(device, TrialLimits({"agreement": 0.9, "p99_ms": 60_000.0}, 0.5))
     assert "0 answers were compared, 20 are needed" in reason_of_rollback(device, store, release)
     store, release = on_trial(device, TrialLimits({"p99_ms": 60_000.0, "min_requests": 1.0}, 0.5))
-    assert "min_requests is 0, the limit is at least 1 (0 requests, 100 golden" in reason_of_rollback(
+    assert "min_requests is 0, below its limit of 1 (0 requests, 100 golden" in reason_of_rollback(
         device, store, release
     )
 
@@ -338,7 +338,7 @@ def test_a_deployment_reports_the_reason_of_a_rollback_or_the_figures_of_the_tri
     outcome = deployed(device, TrialLimits({"p99_ms": 5.0}, 1.0), delay_s=0.01)
     assert outcome.error is not None
     assert (outcome.result, outcome.error.code, outcome.serving) == ("failed", "deploy.rolled_back", before)
-    assert re.search(r"was rolled back: p99_ms is .* the limit is at most 5 ms", outcome.error.message)
+    assert re.search(r"was rolled back: p99_ms is .* above its limit of 5 ms", outcome.error.message)
     assert outcome.error.message.endswith(f"Release {before} is live again")
     held = deployed(device, TrialLimits({"p99_ms": 60_000.0}, 1.0))
     assert held.error is None

@@ -15,7 +15,7 @@ from edgert_deploy.common.project import find_project
 # name -> ("module:attribute", the line that --help shows)
 COMMANDS = {
     "init": ("edgert_deploy.cli.init:init", "Make a folder the project of a fleet."),
-    "keys": ("edgert_deploy.cli.keys:keys", "Make, list and revoke the keys that sign bundles."),
+    "keys": ("edgert_deploy.cli.keys:keys", "Make, list and remove the keys that sign bundles."),
     "build": ("edgert_deploy.cli.build:build", "Build, check and sign a bundle for one or more profiles."),
     "profiles": ("edgert_deploy.cli.profiles:profiles", "List the device profiles, the targets of a build."),
     "bundle": ("edgert_deploy.cli.bundle:bundle", "Inspect, compare, verify and report on bundles."),

@@ -22,7 +22,7 @@ from edgert_deploy.devices.transports import Transport
 
 @click.group(cls=Group)
 def keys() -> None:
-    """Make, list and revoke the keys that bundles are signed with.
+    """Make, list and remove the keys that sign bundles.
 
     \b
     Examples:

@@ -25,7 +25,7 @@ from edgert_deploy.devices.transports import Transport
 @inventory_option
 @json_option
 def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: Inventory, as_json: bool) -> None:
-    """Remove EdgeRT from devices: service, runtimes, sockets, credentials, account and groups.
+    """Remove EdgeRT from devices: service, runtimes, sockets, logins, account and groups.
 
     Models, trusted keys and configuration stay, unless you give --purge or agree to the removal. Other files in
     EdgeRT's folders stay, and the output names these files. The devices stay in the inventory: see `edgert device

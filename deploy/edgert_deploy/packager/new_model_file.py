@@ -92,7 +92,7 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequ
         _line("metric", "map" if detector else "auto", f"{', '.join(METRICS)} or module:function", unset=True),
         _line("max_drop", 0.01, "the largest drop of the metric that an artifact may have", unset=True),
         _line("max_class_drop", 0.05, "the largest drop in any class or slice", unset=True),
-        _line("precision", "auto", "int8, fp16, fp32, or auto: the best one that passes", unset=True),
+        _line("precision", "auto", "int8, fp16, fp32, or auto: the fastest that passes", unset=True),
         "",
         _line("licence", "", "a text for readers of the bundle's receipt", unset=True),
         _line("notes", "", "a text too, such as the origin of the data and the changes", unset=True),
@@ -206,4 +206,4 @@ def _is_detector(source: SourceModel) -> bool:
 def _meaning(spec: TensorSpec, detector: bool) -> str:
     if detector:
         return ": boxes and scores" if len(spec.shape) == 3 else ""
-    return f": {spec.shape[1]} classes, or as many values" if spec.ranks_classes else ""
+    return f": {spec.shape[1]} classes, or {spec.shape[1]} other values" if spec.ranks_classes else ""

@@ -162,7 +162,7 @@ def _boxes_and_scores(rule: Detect, arrays: Sequence[Array]) -> tuple[Array, Arr
     first_score = 5 if rule.objectness else 4
     if len(values) <= first_score:
         raise EngineFailed(
-            f"output {rule.boxes!r} has {len(values)} values a box, form {rule.form} needs more than {first_score}"
+            f"output {rule.boxes!r} has {len(values)} values a box, but form {rule.form} needs more than {first_score}"
         )
     boxes, objectness, scores = values[:4], values[4] if rule.objectness else None, values[first_score:]
     return (boxes, objectness, scores) if first else (boxes.T, objectness, scores.T)

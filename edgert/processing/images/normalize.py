@@ -30,7 +30,7 @@ class Normalizer:
         axis = len(spec.shape) - 1 if rule.model_layout == "nhwc" else 1
         if channels > 1 and (len(spec.shape) < 2 or spec.shape[axis] != channels):
             raise BundleError(
-                f"preprocessing has {counted(channels, 'channel')}, input {spec.name!r} has shape {list(spec.shape)}"
+                f"preprocessing has {counted(channels, 'channel')}, but input {spec.name!r} has shape {list(spec.shape)}"
             )
         mean, std = (np.broadcast_to(np.asarray(v, np.float64), channels) for v in (rule.mean, rule.std))
         self.dtype = spec.dtype

@@ -98,7 +98,7 @@ class Preprocessor:
         size = count * height * width * channels * self._normalize.dtype.itemsize
         if count > 1 and size > EXPANDED_BYTES_MAX:
             raise RequestError(
-                f"{count} images become {size} bytes, at most {EXPANDED_BYTES_MAX} are allowed: split the request"
+                f"{count} images become {size} bytes; at most {EXPANDED_BYTES_MAX} are allowed: split the request"
             )
         first = self._rule.model_layout == "nchw"
         out = np.empty(

@@ -91,7 +91,7 @@ class SignalPreprocessor:
         cut = [self._cut(signal, rule.lead) for signal in self._signals(array)]
         if sum(map(len, cut)) > WINDOWS_MAX:
             raise RequestError(
-                f"the request has {sum(map(len, cut))} windows, at most {WINDOWS_MAX} are allowed: split it"
+                f"the request has {sum(map(len, cut))} windows; at most {WINDOWS_MAX} are allowed: split it"
             )
         counts = [len(part) for part in cut]
         return self._bounded(cut[0] if len(cut) == 1 else np.concatenate(cut)), counts
@@ -135,7 +135,7 @@ class SignalPreprocessor:
         size = len(windows) * max(rule.length * rule.channels, math.prod(self._made)) * 4
         if len(windows) > 1 and size > EXPANDED_BYTES_MAX:
             raise RequestError(
-                f"the request's windows have {size} bytes, at most {EXPANDED_BYTES_MAX} are allowed: split the request"
+                f"the request's windows have {size} bytes; at most {EXPANDED_BYTES_MAX} are allowed: split the request"
             )
         return np.ascontiguousarray(windows)
 
@@ -199,7 +199,7 @@ class SignalPreprocessor:
         count = 1 + max(0, length - rule.length) // rule.step if rule.step else 1
         if count > WINDOWS_MAX:
             raise RequestError(
-                f"the signal has {count} windows, at most {WINDOWS_MAX} are allowed per request: split it"
+                f"the signal has {count} windows; at most {WINDOWS_MAX} are allowed per request: split it"
             )
         return count
 

@@ -18,7 +18,7 @@ NOW_S = expiry_time("2026-11-21T08:00:00Z")
 def test_a_bundle_is_expired_from_the_second_of_its_expiry() -> None:
     check_expiry("2026-11-21T08:00:00Z", "it", NOW_S - 1)
     check_expiry("", "it", NOW_S)
-    with pytest.raises(BundleExpired, match="build it again with --expires"):
+    with pytest.raises(BundleExpired, match="Build it again, with a later --expires"):
         check_expiry("2026-11-21T08:00:00Z", "it", NOW_S)
 
 

@@ -128,9 +128,9 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_position() -> None:
 
 
 def test_each_text_has_a_limit_and_all_texts_together_have_a_limit() -> None:
-    with pytest.raises(RequestError, match="text 0 of the request has 300000 bytes, at most 262144"):
+    with pytest.raises(RequestError, match="text 0 of the request has 300000 bytes; at most 262144"):
         texts_of(byte_rows([b"x" * 300_000]))
-    with pytest.raises(RequestError, match="the texts have 5000000 bytes, at most 4194304 are allowed"):
+    with pytest.raises(RequestError, match="the texts have 5000000 bytes; at most 4194304 are allowed"):
         texts_of(byte_rows([b"x" * 100_000] * 50))
 
 

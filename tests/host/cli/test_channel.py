@@ -119,7 +119,7 @@ def stored(url: Path, kept: int, rolled_back: int) -> None:
         record(str(url), [*device.info("canary"), *device.deploy(now_ms)], now_ms)
     for i in range(rolled_back):
         device = Pi(f"rolled-back-{i}")
-        sent = device.rolled_back(2, "p99_ms is 9 ms, the limit is at most 8 ms", now_ms)
+        sent = device.rolled_back(2, "p99_ms is 9 ms, above its limit of 8 ms", now_ms)
         sent = [*device.info("canary"), *device.deploy(now_ms), *sent]
         record(str(url), sent, now_ms)
 
@@ -134,7 +134,7 @@ def test_a_release_is_halted_where_too_many_devices_rolled_it_back(
     (release,) = answer["releases"]
     assert (code, release["kept"], release["rolled_back"], release["halted"]) == (0, 3, 1, False)
     assert release["failed"] == [
-        {"device": "plant-a/rolled-back-0", "reason": "p99_ms is 9 ms, the limit is at most 8 ms"}
+        {"device": "plant-a/rolled-back-0", "reason": "p99_ms is 9 ms, above its limit of 8 ms"}
     ]
     code, answer = edgert("channel", "watch", "canary", "--max-failures", "50%", "--store", store)
     assert (code, answer["halted"]) == (0, [])

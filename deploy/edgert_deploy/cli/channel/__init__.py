@@ -10,7 +10,7 @@ COMMANDS = {
     "show": ("edgert_deploy.cli.channel.show:show", "Show a channel's statement; --fleet adds the channel's progress."),
     "watch": (
         "edgert_deploy.cli.channel.watch:watch",
-        "Follow a release, and halt it if too many devices roll it back.",
+        "Watch a release, and halt it if too many devices roll it back.",
     ),
     "halt": ("edgert_deploy.cli.channel.change:halt", "Halt the newest release of a model."),
     "resume": ("edgert_deploy.cli.channel.change:resume", "Offer the halted release of a model again."),

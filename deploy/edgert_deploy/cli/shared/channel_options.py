@@ -41,7 +41,7 @@ _YEARS_S = 10 * 365 * 86_400.0
 
 @dataclass(frozen=True)
 class Reach:
-    """How to reach the registry: its address, the file of its certificate authority, and the login file."""
+    """How to reach the registry: its address, the file of its CA, and the login file."""
 
     address: str | None
     ca: Path | None

@@ -49,9 +49,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
         answer = error.read(_ANSWER_CHARS_MAX).decode(errors="replace").strip()
         elsewhere = error.headers.get("Location")
         detail = f", which leads to {elsewhere[:_ANSWER_CHARS_MAX]}" if elsewhere else f": {answer}" if answer else ""
-        failed = PushFailed(
-            f"{url} answered {error.code} {error.reason}{detail}; check the address and the credentials"
-        )
+        failed = PushFailed(f"{url} answered {error.code} {error.reason}{detail}; check the address and the login")
         ours = HTTPStatus.BAD_REQUEST <= error.code < HTTPStatus.INTERNAL_SERVER_ERROR
         failed.retryable = not ours or error.code == HTTPStatus.TOO_MANY_REQUESTS
         raise failed from error

@@ -282,7 +282,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[Report], str]], ...] = (
     ("outputs", "Agreement of further outputs", partial(_by_group, key="outputs", heading="Output")),
     ("size", "Size", _sizes),
     ("latency", "Latency", _latency),
-    ("harm", "Layers that hurt most", _harm),
+    ("harm", "The most harmful layers", _harm),
     ("ranges", "Activation ranges", _ranges),
     ("layers", "Layers by precision", _layers),
     ("golden", "Golden answers", _goldens),

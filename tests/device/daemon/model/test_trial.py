@@ -107,7 +107,7 @@ def test_a_broken_limit_rolls_the_version_back_and_the_event_has_its_figures(wor
     for _ in range(BROKEN_CHECKS_MAX):
         world.figures()
     ((reason, fields),) = world.rolled_back
-    assert reason.startswith("memory_mb is 10 MB, the limit is at most 5 MB")
+    assert reason.startswith("memory_mb is 10 MB, above its limit of 5 MB")
     assert (fields["broken"], fields["limit"], fields["release"]) == ("memory_mb", 5.0, 2)
 
 

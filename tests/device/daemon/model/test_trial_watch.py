@@ -36,7 +36,7 @@ def test_a_limit_breaks_the_trial_when_it_is_broken_several_times_in_a_row(worke
         watch.handle_message(figures(), float(second))
     assert watch.phase is TrialPhase.BROKEN
     assert watch.finding is not None
-    assert watch.finding.message.startswith("temp_c is 90 °C, the limit is at most 80 °C")
+    assert watch.finding.message.startswith("temp_c is 90 °C, above its limit of 80 °C")
     assert (watch.over, watch.due_s) == (True, None)
 
 

@@ -107,9 +107,9 @@ def test_a_signal_that_is_too_long_is_refused_before_it_is_resampled() -> None:
         sound()(tone(4001, 8000)[None])
     with pytest.raises(RequestError, match="1000 to 384000 are allowed"):
         sound()(wav(tone(4000, 8000), 7)[None])
-    with pytest.raises(RequestError, match="windows, at most 1024"):
+    with pytest.raises(RequestError, match="windows; at most 1024"):
         sound((40, 26), step=1)(np.zeros((1, 6000), np.int16))
-    with pytest.raises(RequestError, match="1025 windows, at most 1024"):
+    with pytest.raises(RequestError, match="1025 windows; at most 1024"):
         sound((40, 26), step=4000)(np.zeros((1025, 4000), np.int16))
     with pytest.raises(RequestError, match="empty"):
         sound()(np.zeros((1, 0), np.int16))
