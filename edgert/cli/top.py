@@ -187,10 +187,10 @@ def _details(model: ModelView) -> list[str]:
     if loaded is None or figures is None:
         return lines
     window = figures.requests.recent
-    reasons = ", ".join(f"{reason} {rate:g}/s" for reason, rate in sorted(model.closed_per_s.items())) or "none"
+    reasons = ", ".join(f"{reason} {rate:g}/s" for reason, rate in sorted(model.closed_per_s.items())) or "-"
     lines.append(
-        f"batches  mean {window.batch_mean:g} of {loaded.batch_cap}, closed by {reasons}; "
-        f"{figures.batcher.instances} x {counted(loaded.threads, 'thread')}"
+        f"batches  mean {window.batch_mean:g} of {loaded.batch_cap} items; closed by: {reasons}; "
+        f"{counted(figures.batcher.instances, 'run')} x {counted(loaded.threads, 'thread')}"
     )
     if tuner := figures.batcher.tuner:
         lines.append(

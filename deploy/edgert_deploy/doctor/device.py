@@ -167,7 +167,7 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
     free_mb = int(answers["free_kb"]) // 1024 if answers.get("free_kb", "").isdigit() else 0
     room = f"{free_mb} MB free for {device.state}"
     next_step = f"free some space on the device; {device.state}/cache may be removed at any time"
-    report.graded("room", room, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)
+    report.graded("disk", room, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)
     if not device.kind.needs_runtime:
         return
     user, root = answers.get("user", "?"), answers.get("root", "")
@@ -199,7 +199,7 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
     skew = clock_skew_s(now, before, after)
     next_step = report.root_command("timedatectl set-ntp true")
     off = abs(skew) > SKEW_S_WARN
-    text = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host" if off else "as this host's"
+    text = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host" if off else "same time as this host"
     report.graded("clock", text, next_step, fails=abs(skew) > SKEW_S_FAIL, warns=off)
 
 

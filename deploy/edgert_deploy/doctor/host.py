@@ -58,7 +58,7 @@ def check_host(inventory: Inventory) -> list[Finding]:
         ("profiles", _profiles),
         ("broker", _broker),
         ("registry", _registry),
-        ("room", _room),
+        ("disk", _disk),
     )
     report = Report(HOST, ConfigInvalid.exit_code)
     for check, look in checks:
@@ -245,7 +245,7 @@ def _registry(report: Report) -> None:
         report.ok("registry", f"{defaults.address} answers")
 
 
-def _room(report: Report) -> None:
+def _disk(report: Report) -> None:
     for folder, next_step in (
         (cache_folder(), f"remove {cache_folder()}: it is a cache"),
         (config_folder(), "free some space on the disk of this folder"),
@@ -254,6 +254,6 @@ def _room(report: Report) -> None:
         free_mb = shutil.disk_usage(existing).free // 1024**2
         text = f"{free_mb} MB free for {folder}"
         if not os.access(existing, os.W_OK):
-            report.fail("room", f"{existing} is not writable", f"sudo chown -R $USER {existing}")
+            report.fail("disk", f"{existing} is not writable", f"sudo chown -R $USER {existing}")
         else:
-            report.graded("room", text, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)
+            report.graded("disk", text, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)

@@ -78,7 +78,7 @@ def test_the_lines_show_every_part_and_keep_to_the_width() -> None:
         "75.0%",
         "ALARM",
         "p95 20 ms",
-        "2 x 2",
+        "2 runs x 2",
     ):
         assert word in text, word
     assert "preprocess" not in text, "stages that took no time are left out"

@@ -102,10 +102,10 @@ def test_commands_take_their_defaults_from_the_project_file(folder: Path, capfd:
     assert main(["fleet", "watch", "--once", "--json"]) != 2, "--broker need not be given"
     capfd.readouterr()
     assert main(["rollback", "m"]) == 2, "rolling back asks for a selector"
-    assert "write it once" not in capfd.readouterr().err, "the project's does not help"
+    assert "write them once" not in capfd.readouterr().err, "the project's does not help"
     (folder / "edgert.toml").write_text("")
     assert main(["bootstrap"]) == 2
-    assert "or write it once, as `selector`" in capfd.readouterr().err
+    assert "or write them once as `selector`" in capfd.readouterr().err
     (folder / "edgert.toml").write_text('[broker]\naddress = "10.0.0.1"\ntls = true\n')
     assert find_project().option_defaults()["bootstrap"] == {"broker": "10.0.0.1", "mqtt_tls": True}, (
         "never in the clear"

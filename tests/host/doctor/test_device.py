@@ -43,7 +43,7 @@ def test_a_complete_device_passes_all_checks(inventory: Inventory, daemon: devic
     found = check_device(as_known(daemon), {daemon.key.public.key_id: "test"})
     assert {finding.level for finding in found} == {OK}, [f for f in found if f.level != OK]
     checks = {finding.check for finding in found}
-    assert checks >= {"reachable", "python", "glibc", "memory", "clock", "room", "installed", "daemon", "socket"}
+    assert checks >= {"reachable", "python", "glibc", "memory", "clock", "disk", "installed", "daemon", "socket"}
     assert checks >= {"engine", "keys", "telemetry", "model"}
 
 

@@ -50,7 +50,9 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     """
     with open_bundle(before, trusted=None) as old, open_bundle(after, trusted=None) as new:
         comparison, same = compare(old, new), old.digest == new.digest
-        text = "the same content" if same else "\n".join(_lines(old.manifest, new.manifest, comparison))
+        text = (
+            "the bundles have the same content" if same else "\n".join(_lines(old.manifest, new.manifest, comparison))
+        )
         emit({"same": same, **asdict(comparison)}, text, as_json)
 
 

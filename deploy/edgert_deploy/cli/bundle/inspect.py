@@ -46,7 +46,7 @@ def _lines(report: Report) -> Iterator[str]:
     downgrade = f", a downgrade from releases up to {manifest.downgrade_from}" if manifest.downgrade_from else ""
     yield f"model     {manifest.model}, release {manifest.release}{downgrade}"
     yield f"digest    {report.digest}"
-    yield f"signed    by key {', '.join(report.key_ids)} (not checked; edgert bundle verify does)"
+    yield f"signed    by key {', '.join(report.key_ids)} (not checked: run edgert bundle verify)"
     if manifest.expires:
         yield f"expires   {manifest.expires}: devices install it until then"
     yield f"size      {size_text(report.size_bytes)}, {counted(len(manifest.files), 'file')}"
@@ -116,7 +116,7 @@ def _receipt(report: Report) -> Iterator[str]:
     for engine, layers in report.harms():
         yield f"harm      {engine}: {_decibels(layers[:WORST_SHOWN_MAX], 'name')}"
     if worst := report.worst_activations(WORST_SHOWN_MAX):
-        yield f"8 bits    lose most at: {_decibels(worst, 'layer')}"
+        yield f"8 bits    most harmful for: {_decibels(worst, 'layer')}"
     for pair in report.goldens:
         yield (
             f"golden    {pair.artifact} and {pair.other} differ by at most {pair.difference:.3g} "

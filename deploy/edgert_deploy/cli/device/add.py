@@ -140,7 +140,7 @@ def add(
     refuse_same_machine([draft], inventory.devices())
     completed, facts_line = _completed(draft, profile_name, home, profiles_dir)
     inventory.add(completed)
-    text = f"added {name} to {inventory.path}: a {completed.profile} ({facts_line})"
+    text = f"added {name} to {inventory.path} with profile {completed.profile} ({facts_line})"
     emit({"device": completed.as_json(), "inventory": str(inventory.path)}, text, as_json)
     say("", f"next: edgert bootstrap {name}")
 

@@ -32,7 +32,7 @@ class _BrokerWord(click.types.StringParamType):
     """HOST[:PORT]. If the value is missing, the error says that edgert.toml may also name the broker."""
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
-        return "Or write it once, as `address` below [broker] in the project's edgert.toml (edgert init)."
+        return "Give it, or write it once as `address` below [broker] in the project's edgert.toml (edgert init)."
 
 
 _OPTIONS = section(

@@ -97,7 +97,7 @@ class Selector(click.types.StringParamType):
     hint_about_more = "Separate several devices by commas: pi-1,pi-2"
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
-        once = "; or write it once, as `selector` in the project's edgert.toml (edgert init)"
+        once = ", or write them once as `selector` in the project's edgert.toml (edgert init)"
         command = ctx.command_path.partition(" ")[2] if ctx else ""
         return f"Give names, groups or `all`{once if takes_default(command, 'selector') else ''}."
 

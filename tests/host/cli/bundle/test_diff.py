@@ -28,7 +28,7 @@ def test_the_command_shows_the_changes(pair: tuple[Path, Path], capsys: pytest.C
     assert "release   1 -> 2" in said
     assert "fetch     this-machine: 50." in said
     assert main(["bundle", "diff", str(pair[0]), str(pair[0])]) == 0
-    assert capsys.readouterr().out == "the same content\n"
+    assert capsys.readouterr().out == "the bundles have the same content\n"
     assert main(["bundle", "diff", *map(str, pair), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert (value["same"], value["fetches"][0]["files"]) == (False, 2)

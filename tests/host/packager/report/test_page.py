@@ -173,7 +173,7 @@ def test_inspect_shows_the_same_values_as_text_and_as_json(bundle: Path, capsys:
     # Sizes and accuracy depend on ONNX Runtime's release.
     assert re.search(r"artifact  onnxruntime-int8: onnxruntime int8, \d+ bytes", shown)
     assert re.search(r"top1 0\.9\d+ -> 0\.9\d+ on 400 samples, limit 0\.01 \(pass\)", shown)
-    assert "8 bits    lose most at: conv" in shown
+    assert "8 bits    most harmful for: conv" in shown
     assert re.search(r"golden    \S+ and \S+ differ by at most", shown)
     assert main(["bundle", "inspect", str(bundle), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
