@@ -86,7 +86,7 @@ class TensorRTSession(Session):
         for spec in (*self.inputs, *self.outputs):
             dtype = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(spec.name)))
             if dtype != spec.dtype:
-                raise EngineFailed(f"TensorRT has {spec.name!r} as {dtype}, the model's contract has {spec.dtype}")
+                raise EngineFailed(f"TensorRT has {spec.name!r} as {dtype}, but the model's contract has {spec.dtype}")
         self._addresses = {spec.name: self._allocate(spec) for spec in (*self.inputs, *self.outputs)}
         self._shaped_for = (0, 0)
 

@@ -249,7 +249,7 @@ class Runtimes:
             return
         if plan.free_bytes < plan.disk_bytes + SPARE_BYTES:
             raise StorageFailed(
-                f"{self.device.name} has {plan.free_bytes / 1e6:.0f} MB free at {self.device.home}, the runtime needs "
+                f"{self.device.name} has {plan.free_bytes / 1e6:.0f} MB free at {self.device.home}; the runtime needs "
                 f"{(plan.disk_bytes + SPARE_BYTES) / 1e6:.0f} MB: free some space, or install fewer engines (--engines first)"
             )
         wheels = f"{self.device.home}/wheels"
@@ -328,7 +328,7 @@ class Runtimes:
                 )
                 return
             raise RolledBack(
-                f"{self.device.name}: runtime {runtime} was rolled back, the previous runtime is in use: {outcome.reason}"
+                f"{self.device.name}: runtime {runtime} was rolled back ({outcome.reason}). The previous runtime is in use"
             )
         if lost is not None:
             raise DeviceUnreachable(

@@ -236,7 +236,7 @@ def _installed(report: _Report) -> DeviceStatus | None:
     for key in ("device", "profile", "site"):
         ours, theirs = getattr(device, "name" if key == "device" else key), getattr(status, key)
         if theirs != ours:
-            text = f"its configuration has {key} {theirs!r}, the inventory has {ours!r}"
+            text = f"its configuration has {key} {theirs!r}, but the inventory has {ours!r}"
             report.warn("installed", text, f"edgert bootstrap {device.name}")
     return status
 
@@ -284,7 +284,7 @@ def _trust(report: _Report, status: DeviceStatus) -> None:
     for complaint in status.damaged_keys:
         report.fail("keys", complaint, f"edgert bootstrap {name} --key NAME replaces it")
     if not ours:
-        text = f"it trusts {', '.join(trusted) or 'no key'}, this host has {', '.join(report.keys) or 'none'}"
+        text = f"it trusts {', '.join(trusted) or 'no key'}; this host has {', '.join(report.keys) or 'none'}"
         report.fail("keys", text, f"edgert bootstrap {name} --key NAME, or use the host with that key")
     elif strangers := [key for key in trusted if key not in report.keys]:
         report.warn(

@@ -101,7 +101,7 @@ def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code
 def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> ModelDrift:
     if there is None:
         assert wanted is not None  # the model is installed or wanted, or both
-        text = f"release {wanted.release} is wanted, the model is not installed"
+        text = f"release {wanted.release} is wanted, but the model is not installed"
         return ModelDrift(name, None, wanted, (Drift("missing", text),))
     if there.damaged:
         return ModelDrift(name, None, wanted, (Drift("damaged", there.damaged),))
@@ -127,7 +127,7 @@ def _release_drift(there: ModelStatus, wanted: Wanted) -> list[Drift]:
         how = BY_COMMAND if failed.reason == BY_COMMAND else f"rolled back: {failed.reason}"
         return [Drift("rolled-back", f"release {wanted.release} was {how}")]
     if release is None:
-        return [Drift("missing", f"release {wanted.release} is wanted, nothing is live")]
+        return [Drift("missing", f"release {wanted.release} is wanted, but no version is live")]
     if release == wanted.release:
         return [
             Drift(
@@ -135,4 +135,4 @@ def _release_drift(there: ModelStatus, wanted: Wanted) -> list[Drift]:
             )
         ]
     kind = "behind" if release < wanted.release else "ahead"
-    return [Drift(kind, f"release {release} is live, {wanted.release} is wanted ({wanted.by})")]
+    return [Drift(kind, f"release {release} is live, but release {wanted.release} is wanted ({wanted.by})")]

@@ -214,7 +214,7 @@ def _check_disk(offer: Offer, target: TargetEntry, facts: DeviceStatus) -> None:
     need = offer.size_bytes + sum(entry.size_bytes for entry in offer.manifest.files_for(target)) + SPARE_BYTES
     if facts.disk_free_bytes < need:
         raise StorageFailed(
-            f"{facts.device} has {facts.disk_free_bytes // 1024**2} MB free, the deployment needs "
+            f"{facts.device} has {facts.disk_free_bytes // 1024**2} MB free; the deployment needs "
             f"{need // 1024**2 + 1} MB. Nothing was sent; free some space on the device"
         )
 

@@ -108,7 +108,7 @@ def test_the_release_of_a_devices_channel_replaces_the_release_of_a_rollout() ->
     )
     (first, second) = model_drifts(device_status(model, channel=channel), WANTED)
     assert first.wanted == Wanted(8, "eight", channel="stable")
-    assert first.drift[0].text == "release 7 is live, 8 is wanted (channel stable)"
+    assert first.drift[0].text == "release 7 is live, but release 8 is wanted (channel stable)"
     assert (second.model, second.drift[0].kind) == ("n", "missing")
     assert to_json(first)["wanted"] == {"release": 8, "digest": "eight", "rollout": "", "channel": "stable"}
 

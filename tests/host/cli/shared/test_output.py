@@ -12,7 +12,7 @@ def test_messages_that_differ_only_in_names_and_addresses_and_numbers_have_one_c
             for n in range(9)
         ),
         *(
-            (f"cam-{n}", "device.storage_failed", f"cam-{n} has {n} MB free, the deployment needs 70 MB")
+            (f"cam-{n}", "device.storage_failed", f"cam-{n} has {n} MB free; the deployment needs 70 MB")
             for n in range(2)
         ),
         ("lone", "device.unreachable", "lone: the link was lost"),
@@ -21,7 +21,7 @@ def test_messages_that_differ_only_in_names_and_addresses_and_numbers_have_one_c
     assert lines == [
         "9 devices [device.unreachable]: nuc-0 (pi@10.0.0.0:22) cannot be reached: timed out",
         "  nuc-0, nuc-1, nuc-2, nuc-3, nuc-4 and 4 more",
-        "2 devices [device.storage_failed]: cam-0 has 0 MB free, the deployment needs 70 MB",
+        "2 devices [device.storage_failed]: cam-0 has 0 MB free; the deployment needs 70 MB",
         "  cam-0, cam-1",
         "1 device [device.unreachable]: the link was lost",
         "  lone",
