@@ -58,7 +58,7 @@ class RunLimits(NamedTuple):
     Attributes:
         least: The smallest number of requests that share a run; fewer requests run one by one.
         most: The largest number of items in a run; 1 if each request has its own run.
-        threads: The number of runs at once, if the requests run one by one.
+        threads: The number of parallel runs, if the requests run one by one.
     """
 
     least: int

@@ -22,7 +22,7 @@ class Learned:
 
     Attributes:
         threads: The number of threads of each engine session.
-        instances: The number of runs at once. If the engine is `concurrent`, all runs share one session; otherwise,
+        instances: The number of parallel runs. If the engine is `concurrent`, all runs share one session; otherwise,
             each run has its own session.
         batch_cap: The largest number of items in one run.
         reactor_session: Whether requests of the reactor run on a session of their own, with one thread.

@@ -7,7 +7,7 @@ The cap is the largest batch that is still cheaper per item than the smaller bat
 LEARN_MB_MAX is not tried, because its activations would stay in memory while the worker serves. Engines keep the memory
 of their largest batch, so a session that grew by more than KEPT_MB_MAX is opened again.
 
-If threads may share the engine's session, a model that gains little from batches gets several runs at once. While one
+If threads may share the engine's session, a model that gains little from batches gets several parallel runs. While one
 run waits for its client or its slowest thread, another run works. The reactor gets a session of its own, with one
 thread, under two conditions. The reactor may serve the model. And runs of one thread answer more requests than runs
 of several threads.
@@ -41,7 +41,7 @@ LEARN_S_MAX = 3.0
 THREADS_RUNS = (3, 200)
 THREADS_S_MAX = 0.25
 MORE_THREADS_GAIN = 0.10
-# With more gain from batches than this, runs do not overlap, because several runs at once would make batches smaller.
+# With more gain from batches than this, runs do not overlap, because several parallel runs would make batches smaller.
 BATCH_GAIN_MAX = 1.5
 QUICK_US_MAX = 100.0  # a slower item would delay the answers of other clients too long
 REACTOR_US_MAX = 1000.0  # the reactor runs requests one by one only if the run of an item takes at most this time
