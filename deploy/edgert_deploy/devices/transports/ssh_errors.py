@@ -25,7 +25,10 @@ class SecondFactorNeeded(paramiko.AuthenticationException):  # type: ignore[misc
 
 
 class Refusal(NamedTuple):
-    """Why a server refuses the login, and the next step. `needs_key`: the user must copy a key to the server."""
+    """The reason why a server refuses a login, and the user's next step.
+
+    `needs_key` tells whether this step is to copy a key to the server.
+    """
 
     reason: str
     next_step: str
