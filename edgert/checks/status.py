@@ -288,10 +288,14 @@ class DaemonState:
 
 @dataclass(frozen=True)
 class HttpStatus:
-    """The address of the HTTP server ("": no server), and the fault that prevents its start."""
+    """The address of the HTTP server ("": no server), and the fault that prevents its start.
+
+    `lacks_package` tells whether the fault is a missing Python package.
+    """
 
     listen: str = ""
     fault: str = ""
+    lacks_package: bool = False
 
 
 @dataclass(frozen=True)

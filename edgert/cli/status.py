@@ -111,11 +111,13 @@ def _http(config: DeviceConfig) -> HttpStatus:
     from edgert.http.address import parse_address
     from edgert.http.request_parser import check_installed
 
+    lacks_package = True
     try:
         check_installed()
+        lacks_package = False
         parse_address(config.http.listen, allow_remote=config.http.allow_remote)
     except ConfigInvalid as error:
-        return HttpStatus(config.http.listen, error.message.replace("DEVICE", config.device))
+        return HttpStatus(config.http.listen, error.message.replace("DEVICE", config.device), lacks_package)
     return HttpStatus(config.http.listen)
 
 

@@ -49,6 +49,7 @@ DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
 SYS_INTERVAL_S = 60.0
 HINT_BYTES_MAX = 64
+HINT_PAUSE_S = 2.0  # the shortest time between two hints that are passed on: the daemon's answer may delay the reports
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Forwarder:
         settings: The broker, and the device's messages.
         spool: The reports to send.
         sys_fields: Returns the machine's fields of the `sys` message.
-        on_hint: Called when the hint changes.
+        on_hint: Called when the hint has changed, at most once in HINT_PAUSE_S.
         clock: Monotonic seconds.
         log: Called with each line for the log.
     """
@@ -112,6 +113,8 @@ class Forwarder:
         self._sys_fields = sys_fields
         self._on_hint = on_hint
         self._hint = b""
+        self._hint_changed = False
+        self._hint_due_at = clock()
         self._backoff = Backoff(settings.retry_pauses_s, STABLE_AFTER_S, clock)
         self._clock = clock
         self._log = log
@@ -122,7 +125,7 @@ class Forwarder:
             settings.broker,
             self._topics.client_id,
             will=Will(self._topics.status, b"lost"),
-            on_message=self._pass_on_hint,
+            on_message=self._note_hint,
             on_acknowledged=self._acknowledged,
         )
         self._reset()
@@ -193,14 +196,22 @@ class Forwarder:
             except BrokerRefused as error:  # without hints, the device reads its channel at its interval
                 self._log(f"telemetry: {error.message}")
 
-    def _pass_on_hint(self, topic: str, payload: bytes, retained: bool) -> None:
-        """Pass on a new hint. The broker sends the retained hint again at each connection."""
+    def _note_hint(self, topic: str, payload: bytes, retained: bool) -> None:
+        """Note a new hint. The broker sends the retained hint again at each connection."""
         if topic == self._settings.hint_topic and payload[:HINT_BYTES_MAX] != self._hint:
             self._hint = payload[:HINT_BYTES_MAX]
+            self._hint_changed = True
+
+    def _pass_on_hint(self) -> None:
+        """Pass on that the hint has changed. A flood of hints must not delay the reports."""
+        if self._hint_changed and self._clock() >= self._hint_due_at:
+            self._hint_changed = False
             self._on_hint()
+            self._hint_due_at = self._clock() + HINT_PAUSE_S
 
     def _forward_until(self, stop: Stop) -> None:
         while not stop.is_set():
+            self._pass_on_hint()
             more = self._step()
             idle_s = max(0.0, min(LOOK_S, self._sys_due_at - self._clock()))
             self._connection.pump(1 / self._settings.rate_per_s if more else idle_s, (stop.fileno(),))

@@ -20,7 +20,7 @@ from edgert.versions.trial_limits import TrialLimits
 FORMAT = 1
 SLOT_NAMES = ("a", "b")
 REASON_LENGTH_MAX = 500
-BY_COMMAND = "rolled back by a command"
+BY_COMMAND = "rolled back by a command"  # hosts compare the reason of a rollback with this text: it must not change
 CUT_OFF = "the watch of its limits was cut off"
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from edgert import __version__
 from edgert.checks.status import DeviceStatus
 from edgert.engines import system_package
-from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused
+from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch
 from edgert.telemetry.broker_connection import CONNECTED, REFUSED
 from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts, local_facts, misfits, probe
-from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.inventory import Device, SshAddress
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.service import serves
-from edgert_deploy.devices.transports import Transport, open_transport
+from edgert_deploy.devices.transports import JumpKeyMismatch, SshLoginRefused, Transport, open_transport
 from edgert_deploy.doctor import Finding, Report
 
 LOOK_S_MAX = 30.0
@@ -103,17 +103,18 @@ def _connection(report: _Report) -> MachineFacts | None:
         facts = probe(report.transport, name, device.python)
         facts = facts if device.kind.needs_runtime else local_facts(facts)
     except HostKeyMismatch as error:
-        jump = f"--jump {device.jump}" if "the jump host" in error.message else "--repin"
+        jump = f"--jump {device.jump}" if isinstance(error, JumpKeyMismatch) else "--repin"
         report.fail(
             "host key",
             error.message,
             f"find out why the key differs, then: edgert device set {name} {jump}",
             error.exit_code,
         )
-    except LoginRefused as error:
-        next_step = error.message.rpartition(". ")[2]
-        if "ssh-copy-id" in next_step:
-            next_step = f"ssh-copy-id {device.address}, or: edgert device set {name} --identity FILE"
+    except SshLoginRefused as error:
+        next_step = error.next_step
+        if error.key_missing_at is not None:
+            copy = _copies_key(device, error.key_missing_at)
+            next_step = f"{copy}, or: edgert device set {name} --identity FILE"
         report.fail("login", error.message, next_step, error.exit_code)
     except DeviceUnreachable as error:
         next_step = f"switch it on; if its address has changed: edgert device set {name} --address USER@HOST"
@@ -127,6 +128,13 @@ def _connection(report: _Report) -> MachineFacts | None:
         report.ok("reachable", f"{device.address}{took}")
         return facts
     return None
+
+
+def _copies_key(device: Device, address: SshAddress) -> str:
+    """Return the command that copies the user's public key to `address`, the device or its jump host."""
+    port = "" if address.port is None else f"-p {address.port} "
+    over = f"-o ProxyJump={device.jump} " if device.jump and address == SshAddress.parse(device.address) else ""
+    return f"ssh-copy-id {port}{over}{f'{address.user}@' if address.user else ''}{address.host}"
 
 
 def _machine(report: _Report, facts: MachineFacts, profiles_dir: Path | None) -> DeviceProfile | None:
@@ -303,7 +311,7 @@ def _http(report: _Report, status: DeviceStatus) -> None:
         bring = f"{sys.executable} -m pip install 'edgert[http]'"
         if report.device.kind.needs_runtime:
             bring = f"edgert bootstrap {name} --upgrade"
-        next_step = bring if "httptools" in http.fault else f"edgert bootstrap {name} --set 'http.listen=\"ADDRESS\"'"
+        next_step = bring if http.lacks_package else f"edgert bootstrap {name} --set 'http.listen=\"ADDRESS\"'"
         report.fail("http", http.fault, next_step)
     elif http.listen:
         report.ok("http", f"configured on {http.listen}")

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from edgert.bundle.channel import ChannelDevice, Entry, Statement
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import BY_COMMAND, SlotState
 
 STALE_MS = 15 * 60_000  # a device is stale if its last report is older than this
 EVENTS_MS = 90 * 86_400_000  # older events are ignored
@@ -26,7 +26,8 @@ class ReleaseState(Enum):
 
     KEPT = "kept"
     ON_TRIAL = "on_trial"
-    ROLLED_BACK = "rolled_back"  # the device rolled the release back or refused it
+    ROLLED_BACK = "rolled_back"  # the device rolled the release back by itself, or refused it
+    BY_COMMAND = "rolled_back_by_command"  # a command on the device rolled the release back: no failure of the release
     WAITING = "waiting"  # the device does not have the release yet
     STALE = "stale"  # the device has neither kept nor rolled back the release, and its reports are overdue
 
@@ -60,8 +61,7 @@ class Progress:
     @property
     def begun(self) -> int:
         """The number of devices that started the release: they keep it, try it, or rolled it back."""
-        begun = (ReleaseState.KEPT, ReleaseState.ON_TRIAL, ReleaseState.ROLLED_BACK)
-        return sum(each.state in begun for each in self.devices)
+        return sum(each.state not in (ReleaseState.WAITING, ReleaseState.STALE) for each in self.devices)
 
     @property
     def done(self) -> bool:
@@ -112,7 +112,7 @@ def releases_of(
         reporting = following.get((site, name))
         if reporting is not None:
             release = _device_release(reporting, str(model), f"r{number}", reason, now_ms)
-            if release.state is ReleaseState.ROLLED_BACK:
+            if release.state in (ReleaseState.ROLLED_BACK, ReleaseState.BY_COMMAND):
                 found[str(reporting["info"]["channel"]), str(model), f"r{number}"].append(release)
     newest_first = sorted(found, key=lambda key: (*key[:2], -_number(key[2])))
     return [_release_row(*key, found[key]) for key in newest_first]
@@ -157,7 +157,8 @@ def _device_release(
     if live and not _on_trial(device, model):
         return DeviceRelease(site, name, ReleaseState.KEPT)
     if not live and failed is not None:
-        return DeviceRelease(site, name, ReleaseState.ROLLED_BACK, failed)
+        state = ReleaseState.BY_COMMAND if failed == BY_COMMAND else ReleaseState.ROLLED_BACK
+        return DeviceRelease(site, name, state, failed)
     if now_ms - device["heard_ms"] > STALE_MS:
         return DeviceRelease(site, name, ReleaseState.STALE)
     return DeviceRelease(site, name, ReleaseState.ON_TRIAL if live else ReleaseState.WAITING)

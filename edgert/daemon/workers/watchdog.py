@@ -9,14 +9,12 @@ from collections.abc import Callable
 
 from edgert.config import ServingConfig
 from edgert.daemon.workers.worker_process import WorkerProcess
-from edgert.daemon.workers.worker_set import WorkerSet
+from edgert.daemon.workers.worker_set import CHECK_S_MAX, LATE_S_MAX, WorkerSet
 from edgert.errors import EngineFailed
 
-CHECK_S_MAX = 30.0  # the longest time between two checks; a run that reaches its limit is still checked on time
 MEMORY_CHECK_S = 2.0  # the longest time between two checks if a worker's memory is limited
 MEMORY_HARD_SHARE = 1.25  # a worker beyond this multiple of its memory limit is killed, not replaced
 RECYCLE_PAUSE_S = 60.0
-LATE_S_MAX = 5.0  # if a check is later than this, daemon and worker were paused, as by `docker pause`
 
 
 class Watchdog:

@@ -34,7 +34,7 @@ class WorkerProcess:
         link: The daemon's end of the link.
         page: The run page, on which the worker notes its engine runs.
         version: The version that the worker loads or serves.
-        started_s: The start of the process.
+        started_s: The start of the process; later by the time for which daemon and workers were paused.
         serves_since_s: The time when the worker began to serve; None before that.
         stop_by_s: The time when the worker must have ended; None until the worker is told to stop.
         killed_at_s: The time of the kill; None if the worker was not killed.

@@ -10,6 +10,8 @@ from edgert.versions.slots import Version
 from edgert.worker_link.load_order import LoadOrder
 
 STUCK_S = 10.0  # a worker that still runs this long after its kill is stuck
+CHECK_S_MAX = 30.0  # the longest time between two checks of workers
+LATE_S_MAX = 5.0  # if a check is later than this, daemon and workers were paused, as by `docker pause`
 
 StartWorker = Callable[[LoadOrder, Version, float], WorkerProcess]
 
@@ -23,12 +25,14 @@ class WorkerSet:
         self._ending: list[WorkerProcess] = []
         self._clock = clock
         self._start = start
+        self._checked_s = 0.0
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter([worker for worker in (self.serving, self.loading, *self._ending) if worker is not None])
 
     def start(self, order: LoadOrder, version: Version) -> WorkerProcess:
         """Start a worker that loads `version`. Raises OSError."""
+        self._checked_s = self._clock()
         self.loading = self._start(order, version, self._clock())
         return self.loading
 
@@ -43,6 +47,7 @@ class WorkerSet:
     def retire(self, *, final: bool = False) -> None:
         """Tell the worker that serves to finish its requests and end. `final` means that the daemon stops."""
         if self.serving is not None:
+            self._checked_s = self._clock()
             self.serving.stop(final=final, now_s=self._clock())
             self._ending.append(self.serving)
             self.serving = None
@@ -67,7 +72,10 @@ class WorkerSet:
 
     def tick(self) -> None:
         """Kill each worker that takes too long to load or to end."""
-        now_s, loading = self._clock(), self.loading
+        now_s, due_s, loading = self._clock(), self.due_s(), self.loading
+        if due_s is not None and now_s - due_s > LATE_S_MAX:
+            self._leave_out(now_s - self._checked_s)  # nothing shows when the pause began
+        self._checked_s = now_s
         if loading is not None and now_s > loading.started_s + loading.load_s_max:
             message = f"release {loading.version.release} did not load within {loading.load_s_max:.0f} s, its limit"
             loading.kill(now_s, EngineFailed(message))
@@ -81,7 +89,15 @@ class WorkerSet:
         times = [worker.stop_by_s for worker in alive if worker.stop_by_s is not None]
         if self.loading is not None and not self.loading.killed_at_s:
             times.append(self.loading.started_s + self.loading.load_s_max)
-        return min(times, default=None)
+        return min([*times, self._checked_s + CHECK_S_MAX]) if times else None
+
+    def _leave_out(self, pause_s: float) -> None:
+        """Move the time limits of all workers, because no process ran for `pause_s`."""
+        if self.loading is not None:
+            self.loading.started_s += pause_s
+        for worker in self._ending:
+            if worker.stop_by_s is not None:
+                worker.stop_by_s += pause_s
 
     @property
     def busy(self) -> bool:

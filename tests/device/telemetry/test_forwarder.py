@@ -330,6 +330,24 @@ def test_a_hint_is_passed_on_once_although_the_broker_sends_it_at_each_connectio
         device.stop()
 
 
+def test_a_flood_of_hints_is_passed_on_as_a_few_hints(tmp_path: Path, broker: Broker) -> None:
+    device = ForwardingDevice(tmp_path, broker.settings, hint_topic="edgert/hint/stable")
+    publisher = Connection(broker.settings)
+    device.start()
+    try:
+        wait_until(lambda: device.said and "connected" in device.said[-1], "it is connected")
+        publisher.open()
+        for number in range(400):
+            publisher.publish("edgert/hint/stable", b"%d" % number, 0)
+            publisher.pump(0.0)
+        device.append(1)
+        wait_until(lambda: device.hints > 0 and not device.spool.stats().rows, "a hint is passed on, a report is sent")
+        assert device.hints < 100
+    finally:
+        publisher.close()
+        device.stop()
+
+
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
 @pytest.mark.parametrize("limit", ["max_packet_size", "message_size_limit"])
 def test_a_message_that_is_too_large_for_the_broker_does_not_delay_others(

@@ -30,12 +30,17 @@ def late_greeting() -> Exception:
     ],
 )
 def test_the_error_of_a_refused_login_names_the_next_step(error: Exception, advice: str) -> None:
-    assert advice in (refusal(error, encrypted=True) or "")
+    refused = refusal(error, encrypted=True)
+    assert refused is not None
+    assert advice in f"{refused.reason}. {refused.next_step}"
+    assert refused.needs_key == ("Copy your" in advice)
 
 
 def test_an_error_of_paramiko_about_another_kind_of_key_counts_as_a_refused_login() -> None:
     error = paramiko.SSHException("encountered RSA key, expected OPENSSH key")
-    assert "Authentication failed. Copy your public key" in (refusal(error, encrypted=True, connected=True) or "")
+    refused = refusal(error, encrypted=True, connected=True)
+    assert refused is not None
+    assert (refused.reason, refused.needs_key) == ("Authentication failed", True)
     assert refusal(error, encrypted=True, connected=False) is None, "such an error may also be of a damaged packet"
 
 

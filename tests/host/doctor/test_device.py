@@ -101,7 +101,7 @@ def test_the_error_about_http_without_its_package_names_the_command_that_install
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with a_device('[http]\nlisten = "127.0.0.1:0"\n', started=False) as device:
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # Python searches this folder first
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")  # Python searches this folder first
         (tmp_path / "httptools.py").write_text("raise ImportError('not here')\n")
         assert "edgert bootstrap d-test --upgrade" in device.run("status")["http"]["fault"]
         found = check_device(as_known(device), {})
@@ -174,11 +174,16 @@ def test_faults_of_the_connection_are_reported_with_their_next_steps(
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", locked], check=True, capture_output=True)
     closed = check_device(replace(sshd.device(), identity=str(locked)), {})
     assert closed[0].next_step == "Give the key's passphrase to an agent (ssh-add)"
+    jump, key = sshd.address.replace("127.0.0.1", "localhost"), sshd.host_key
+    refused_jump = replace(sshd.device(), identity=str(tmp_path / "other"), jump=jump, jump_host_key=key)
+    changed_jump = replace(refused_jump, jump_host_key=other)
     for found, check, mend in (
+        (check_device(refused_jump, {}), "login", f"ssh-copy-id -p {sshd.port} {jump.partition(':')[0]}, or"),
+        (check_device(changed_jump, {}), "host key", "edgert device set board --jump localhost"),
         (closed, "login", "ssh-add"),
         (unreachable, "reachable", "--address"),
         (changed, "host key", "edgert device set board --repin"),
-        (stranger, "login", "ssh-copy-id"),
+        (stranger, "login", f"ssh-copy-id -p {sshd.port} {sshd.address.partition(':')[0]}, or"),
     ):
         assert [(f.check, f.level, f.exit_code) for f in found] == [(check, FAIL, 6)]
         assert mend in text_of(found, check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgert.bundle.channel import Entry, Statement
+from edgert.versions.slots import BY_COMMAND
 from edgert_deploy.fleet.channels import STALE_MS, Progress, ReleaseState, progress_of, releases_of
 
 NOW_MS = 1_800_000_000_000
@@ -47,6 +48,7 @@ def test_each_device_is_in_one_state() -> None:
         device("first-trial", 2, "first-trial"),
         device("rolled-back", 1),
         device("refused", 1),
+        device("by-command", 1),
         device("waiting", 1),
         device("stale", 1, heard_ms=NOW_MS - STALE_MS - 1),
         device("stale-on-trial", 2, "trial", heard_ms=NOW_MS - STALE_MS - 1),
@@ -56,6 +58,7 @@ def test_each_device_is_in_one_state() -> None:
     events = [
         event("rolled-back", "rolled_back", 2, "p99_ms is 9 ms"),
         event("refused", "refused", 2, "it is signed by ..."),
+        event("by-command", "rolled_back", 2, BY_COMMAND),
     ]
     (found,) = progress_of(statement(entry(2)), devices, events, NOW_MS)
     assert states(found) == {
@@ -64,14 +67,15 @@ def test_each_device_is_in_one_state() -> None:
         "first-trial": "on_trial",
         "rolled-back": "rolled_back",
         "refused": "rolled_back",
+        "by-command": "rolled_back_by_command",
         "waiting": "waiting",
         "stale": "stale",
         "stale-on-trial": "stale",
         "switched-off": "kept",
     }
-    assert [found.counts[state] for state in ReleaseState] == [2, 2, 2, 1, 2]
+    assert [found.counts[state] for state in ReleaseState] == [2, 2, 2, 1, 1, 2]
     assert [one.reason for one in found.failed] == ["p99_ms is 9 ms", "it is signed by ..."]
-    assert (found.begun, found.done) == (6, False)
+    assert (found.begun, found.done) == (7, False)
 
 
 def test_a_device_that_became_stale_on_trial_does_not_count_as_on_trial() -> None:
@@ -111,10 +115,16 @@ def test_the_page_counts_releases_without_a_statement() -> None:
         device("c", 1),
         device("d", 1, "trial", heard_ms=NOW_MS - STALE_MS - 1),
         device("e", 2, channel="canary"),
+        device("f", 1),
         device("by-ssh", 2, channel=""),
     ]
-    events = [event("c", "rolled_back", 2, "p99_ms is 9 ms"), event("by-ssh", "rolled_back", 1, "why")]
+    events = [
+        event("c", "rolled_back", 2, "p99_ms is 9 ms"),
+        event("f", "rolled_back", 2, BY_COMMAND),
+        event("by-ssh", "rolled_back", 1, "why"),
+    ]
+    counted = ("channel", "version", "kept", "on_trial", "rolled_back", "rolled_back_by_command", "stale")
     rows = releases_of(devices, events, NOW_MS)
-    shown = [[row[key] for key in ("channel", "version", "kept", "on_trial", "rolled_back", "stale")] for row in rows]
-    assert shown == [["canary", "r2", 1, 0, 0, 0], ["stable", "r2", 1, 1, 1, 0], ["stable", "r1", 1, 0, 0, 1]]
+    shown = [[row[key] for key in counted] for row in rows]
+    assert shown == [["canary", "r2", 1, 0, 0, 0, 0], ["stable", "r2", 1, 1, 1, 1, 0], ["stable", "r1", 2, 0, 0, 0, 1]]
     assert rows[1]["failed"] == [{"site": "lab", "device": "c", "reason": "p99_ms is 9 ms"}]

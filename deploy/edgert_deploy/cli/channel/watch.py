@@ -69,9 +69,9 @@ def watch(
     """Show the progress of channel NAME, and halt a release of MODEL that too many devices roll back.
 
     Without MODEL, the command watches every model. Devices report their progress, and `edgert fleet record` writes the
-    reports to the store. The limit counts every device that rolled a release back at any time. The command ends when
-    each device has kept the release or rolled it back, or after --for. The command does not wait for a stale device,
-    which sent no report for 15 minutes.
+    reports to the store. The limit counts every device that rolled a release back by itself, or refused it, at any
+    time. It does not count a rollback by a command. The command ends when each device has kept the release or rolled it
+    back, or after --for. The command does not wait for a stale device, which sent no report for 15 minutes.
 
     The exit code is 9 if the command halted a release, 130 after Ctrl-C without --for, else 0.
 

@@ -16,6 +16,7 @@ from edgert.printable import counted, printable, some_of
 
 CELL_CHARS_MAX = 300
 NAMES_MAX = 5  # at most this many devices are named for one cause of failure
+TEXTS_MAX = 5  # at most this many different messages of one error code are separate causes
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _LINE = threading.Lock()
 
@@ -46,17 +47,24 @@ def error_lines(errors: Sequence[tuple[str, str, str]]) -> str:
 def errors_by_cause(errors: Sequence[tuple[str, str, str]]) -> str:
     """Return a line for each cause: number of devices, code, first message, and first names.
 
-    Messages that differ only in the device's name, address or numbers have the same cause. The most frequent cause is
-    first.
+    The code is the cause. Its messages are separate causes if they differ in more than the device's name, address or
+    numbers, and if there are at most TEXTS_MAX of them. The most frequent cause is first.
     """
-    causes: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    by_code: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name, code, message in errors:
         device_name = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])( \([^)]*\))?")
-        cause = _NUMBER.sub("#", device_name.sub("DEVICE", message))
-        causes.setdefault((code, cause), []).append((name, message.removeprefix(f"{name}: ")))
+        text = _NUMBER.sub("#", device_name.sub("DEVICE", message))
+        by_code.setdefault(code, {}).setdefault(text, []).append((name, message.removeprefix(f"{name}: ")))
+    causes: list[tuple[str, list[tuple[str, str]]]] = []
+    for code, texts in by_code.items():
+        if len(texts) <= TEXTS_MAX:
+            causes += [(f"[{code}]", failures) for failures in texts.values()]
+        else:
+            every = [failure for failures in texts.values() for failure in failures]
+            causes.append((f"[{code}], with {len(texts)} different messages, such as", every))
     lines = []
-    for (code, _), failures in sorted(causes.items(), key=lambda cause: -len(cause[1])):
+    for cause, failures in sorted(causes, key=lambda each: -len(each[1])):
         names = some_of([name for name, _ in failures], NAMES_MAX)
         devices = counted(len(failures), "device")
-        lines.append(f"{devices} [{code}]: {failures[0][1]}\n  {names}\n")
+        lines.append(f"{devices} {cause}: {failures[0][1]}\n  {names}\n")
     return "".join(lines)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from edgert.environment import Result as Result  # the result of a command, for every transport
+from edgert.errors import HostKeyMismatch, LoginRefused
 
 if TYPE_CHECKING:
-    from edgert_deploy.devices.inventory import Device
+    from edgert_deploy.devices.inventory import Device, SshAddress
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,24 @@ test "${{line%% *}}" = "$3" || {{ echo {OTHER_BYTES}; exit; }}
 test "$here" = "$2" && exit
 test ! -d "$2" || {{ echo "$2 is a folder" >&2; exit 1; }}
 exec mv -f "$1" "$2\""""
+
+
+class JumpKeyMismatch(HostKeyMismatch):
+    """The host key of the jump host in front of the device differs from the pinned key."""
+
+
+class SshLoginRefused(LoginRefused):
+    """The device or its jump host refuses the login.
+
+    `next_step` is the last sentence of the message. `key_missing_at` is the machine that accepts none of the keys; None
+    if another next step is necessary.
+    """
+
+    def __init__(self, message: str, next_step: str = "", key_missing_at: SshAddress | None = None) -> None:
+        super().__init__(message)
+        self.next_step = next_step
+        self.key_missing_at = key_missing_at
+
 
 LineSink = Callable[[str], None]
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in total

@@ -6,6 +6,8 @@ that `pyproject.toml` allows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
@@ -22,8 +24,19 @@ class SecondFactorNeeded(paramiko.AuthenticationException):  # type: ignore[misc
     """The server accepts a key and requires a second factor."""
 
 
-def refusal(error: BaseException, *, encrypted: bool, connected: bool = False, locked: bool = False) -> str | None:
-    """Return why the server refuses the login, and the next step; None if it does not refuse the login.
+class Refusal(NamedTuple):
+    """The reason why a server refuses a login, and the user's next step.
+
+    `needs_key` tells whether this step is to copy a key to the server.
+    """
+
+    reason: str
+    next_step: str
+    needs_key: bool = False
+
+
+def refusal(error: BaseException, *, encrypted: bool, connected: bool = False, locked: bool = False) -> Refusal | None:
+    """Return the refusal; None if the server does not refuse the login.
 
     Args:
         error: An error of paramiko or of the socket.
@@ -37,19 +50,22 @@ def refusal(error: BaseException, *, encrypted: bool, connected: bool = False, l
         error = paramiko.PasswordRequiredException(_LOCKED) if locked else paramiko.AuthenticationException(_REFUSED)
     text = str(error)
     if encrypted and _NO_SESSION in text:
-        return (
-            "it ended the connection after several keys. Offer one key: --identity FILE, or IdentityFile with "
-            "IdentitiesOnly yes in ~/.ssh/config"
+        return Refusal(
+            "it ended the connection after several keys",
+            "Offer one key: --identity FILE, or IdentityFile with IdentitiesOnly yes in ~/.ssh/config",
         )
     is_refused = isinstance(error, paramiko.AuthenticationException) or _NO_KEY in text
     if not is_refused or _LINK_LOST in text or _LATE_ANSWER in text:
         return None
-    advice = "Copy your public key there (ssh-copy-id), or give the private key with --identity"
+    text = text.rstrip(".")
     if isinstance(error, SecondFactorNeeded):
-        advice = "Let this user log in by a key alone: AuthenticationMethods publickey in sshd_config there"
-    elif isinstance(error, paramiko.PasswordRequiredException):
-        advice = "Give the key's passphrase to an agent (ssh-add)"
-    return f"{text.rstrip('.')}. {advice}"
+        return Refusal(
+            text, "Let this user log in by a key alone: AuthenticationMethods publickey in sshd_config there"
+        )
+    if isinstance(error, paramiko.PasswordRequiredException):
+        return Refusal(text, "Give the key's passphrase to an agent (ssh-add)")
+    advice = "Copy your public key there (ssh-copy-id), or give the private key with --identity"
+    return Refusal(text, advice, needs_key=True)
 
 
 def reason(error: BaseException) -> str:

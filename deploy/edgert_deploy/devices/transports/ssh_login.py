@@ -30,9 +30,10 @@ from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer
 
 from edgert.backoff import doubling
-from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch, LoginRefused
+from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch
 from edgert.printable import endpoint
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
+from edgert_deploy.devices.transports import JumpKeyMismatch, SshLoginRefused
 from edgert_deploy.devices.transports.ssh_config import agent, has_locked_pem, login_keys, read_ssh_config
 from edgert_deploy.devices.transports.ssh_errors import SecondFactorNeeded, reason, refusal
 
@@ -160,7 +161,7 @@ class _Hop:
     """
 
     def __init__(self, jump: Jump, label: str, device: str, *, is_jump: bool = False) -> None:
-        self.alias, self.host_key = jump.address.host, jump.host_key
+        self.address, self.alias, self.host_key = jump.address, jump.address.host, jump.host_key
         self.label, self.device, self.is_jump = label, device, is_jump
         self.config = read_ssh_config()
         try:
@@ -262,7 +263,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
         yield
     except paramiko.BadHostKeyException as error:
         shown = f"{error.key.get_name()} {error.key.get_base64()}"
-        raise HostKeyMismatch(
+        raise (JumpKeyMismatch if hop.is_jump else HostKeyMismatch)(
             f"{hop.label} shows host key {fingerprint(shown)}; pinned is {fingerprint(hop.host_key)}. Nothing was sent. If its system is "
             f"new, compare the fingerprint on its own console, then pin it: edgert device set {hop.device} {_pin_option(hop)}"
         ) from error
@@ -274,7 +275,11 @@ def _translated(hop: _Hop) -> Iterator[None]:
         refused = refusal(error, encrypted=encrypted, connected=connected, locked=locked)
         if refused is not None:
             user = hop.connection.user
-            raise LoginRefused(f"{hop.label} refuses the login of {user}: {refused}") from error
+            raise SshLoginRefused(
+                f"{hop.label} refuses the login of {user}: {refused.reason}. {refused.next_step}",
+                refused.next_step,
+                hop.address if refused.needs_key else None,
+            ) from error
         raise DeviceUnreachable(f"{hop.label} cannot be reached: {reason(error)}{hop.proxy_note()}") from error
 
 

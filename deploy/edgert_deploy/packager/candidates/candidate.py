@@ -24,6 +24,7 @@ from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
 
 # With a smaller share of its work in INT8, an artifact saves little. "auto" then prefers FP16, which halves the file.
 WORTH_SHARE_MIN = 0.25
+ANY_SHARE_MIN = 0.005  # a smaller share is shown as 0 %: such an artifact is INT8 only by its name
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class Candidate:
         """Whether the candidate is not INT8, or computes enough in INT8 to save time."""
         share = self.artifact.int8_share
         return not self.is_int8 or share is None or share >= WORTH_SHARE_MIN
+
+    @property
+    def is_int8_by_name_only(self) -> bool:
+        """Whether the candidate is called INT8, and computes nothing in INT8."""
+        share = self.artifact.int8_share
+        return self.is_int8 and share is not None and share < ANY_SHARE_MIN
 
 
 class CandidateBuilder:

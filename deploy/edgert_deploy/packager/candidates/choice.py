@@ -109,7 +109,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
             check_source(source, engine, target.profile.name)
             candidates = _EngineBuild(findings, engine, budget, until_passed=measure is None).candidates()
             if good := [candidate for candidate in candidates if candidate.passed]:
-                passed.append(with_little_int8_last(good))
+                passed.append(in_preference(good))
                 continue
             nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
             failed = findings.choice((nearest,))
@@ -197,14 +197,15 @@ def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Ti
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
             findings.warn(f"{findings.name}: {_why_not_int8(candidate, findings.tried, timings)}")
-        elif not (target.is_auto or quantized or candidate.is_worth_it or candidate.artifact.float_layers):
+        elif not (quantized or candidate.is_worth_it or candidate.artifact.float_layers):
             # The engine itself leaves most of the work in float. If layers stay in float after a search, the outcome of
             # the search already reports the share.
             share = share_text(candidate.artifact.int8_share)
-            findings.warn(
-                f"{findings.name}: {candidate.artifact.engine} computes {share} of the work in INT8 and the rest in float; "
-                "--precision auto would choose another precision"
-            )
+            work = f"{share} of the work in INT8 and the rest in float"
+            if candidate.is_int8_by_name_only:
+                work = "all work in float, although the artifact is called INT8"
+            advice = "" if target.is_auto else "; --precision auto would choose another precision"
+            findings.warn(f"{findings.name}: {candidate.artifact.engine} computes {work}{advice}")
 
 
 def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
@@ -351,9 +352,13 @@ class _EngineBuild:
         return search.found
 
 
-def with_little_int8_last(passed: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates in their order, except that those with almost no INT8 come last."""
-    return sorted(passed, key=lambda candidate: not candidate.is_worth_it)
+def in_preference(passed: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates in their order, except that those with almost no INT8 come last.
+
+    A candidate that is INT8 by its name only is left out if another one passes: FP32 computes the same, without a loss.
+    """
+    useful = [candidate for candidate in passed if not candidate.is_int8_by_name_only]
+    return sorted(useful or passed, key=lambda candidate: not candidate.is_worth_it)
 
 
 def _first_spec(source: SourceModel, engine: str, target: TargetRequest) -> BuildSpec:

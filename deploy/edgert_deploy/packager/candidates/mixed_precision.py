@@ -26,6 +26,7 @@ from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
+from edgert_deploy.packager.candidates.search_progress import SearchProgress, attempts_max, next_count
 from edgert_deploy.packager.user_function import is_function
 
 FORMAT = 3
@@ -89,7 +90,12 @@ class Search:
             more = "; the budget ended the search for fewer layers" if self.budget_spent else ""
             if not self.found.is_worth_it:
                 share = share_text(self.found.artifact.int8_share)
-                more += f"; {share} of the work is left in INT8, so --precision auto takes it only if it is the fastest"
+                if self.found.is_int8_by_name_only:
+                    more += "; nothing is left in INT8, so --precision auto takes FP16 or FP32"
+                else:
+                    more += (
+                        f"; {share} of the work is left in INT8, so --precision auto takes it only if it is the fastest"
+                    )
             return (
                 f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
                 f"{', '.join(names)} (with no layer in float: {self.plain.result.loss()}){more}"
@@ -141,6 +147,7 @@ class _LayerSearch:
         self._budget = budget
         self._share_min = share_min
         self._name = spec.profile.name
+        self._progress = SearchProgress(builder.progress, self._name)
 
     def measured(self, layers: Sequence[Layer]) -> tuple[Harm, ...]:
         """Measure the harm of each layer."""
@@ -151,10 +158,10 @@ class _LayerSearch:
                 "(--budget 0 skips this search; after Ctrl-C, the next build continues it)"
             )
         recipe = _recipe(self._builder, self._spec)
+        self._progress.begin()
         for number, layer in enumerate(missing, start=1):
             self.saved.add_harm(self._builder.processes.harm(layer, recipe))
-            if number % 10 == 0:
-                self._builder.progress(f"{self._name}: {number} of {counted(len(missing), 'layer')} measured")
+            self._progress.measured(number, len(missing))
         return tuple(Harm(layer, self.saved.harms[layer.name]) for layer in layers)
 
     def fewest(self, worst: Sequence[Layer]) -> tuple[Candidate | None, bool]:
@@ -165,19 +172,18 @@ class _LayerSearch:
         fails = 0  # the largest number of layers in float that is known to fail
         passes = 0  # the smallest number of layers in float that is known to pass; 0 if none is known
         most = len(worst) - 1  # with all layers in float, nothing would be INT8
+        self._progress.begin()
         while most > 0 and passes != fails + 1:
-            if passes:
-                count = (fails + passes) // 2
-            elif fails == most:
+            if not passes and fails == most:
                 return None, False
-            else:
-                count = min(max(1, 2 * fails), most)
+            count = next_count(fails, passes, most)
             attempt = next((known for known in self.saved.attempts if known.count == count), None)
             if attempt is None:
                 if self._budget.spent:
                     break
+                left_max = min(attempts_max(fails, passes, most), self._budget.builds)
                 self._budget.spend_one()
-                attempt = self._attempt(worst[:count])
+                attempt = self._attempt(worst[:count], left_max)
                 self.saved.add_attempt(attempt)
             if attempt.passed:
                 passes = count
@@ -188,11 +194,11 @@ class _LayerSearch:
         spent = most > 0 and passes != fails + 1
         return (self._builder.build(self._with_float(worst[:passes])) if passes else None), spent
 
-    def _attempt(self, layers: Sequence[Layer]) -> Attempt:
+    def _attempt(self, layers: Sequence[Layer], left_max: int) -> Attempt:
         count = len(layers)
         names = ", ".join(layer.name for layer in layers[:5]) + (", ..." if count > 5 else "")
         engine = self._spec.engine
-        self._builder.progress(f"{self._name}: {engine} INT8 with {counted(count, 'layer')} in float ({names})")
+        self._progress.candidate(f"{engine} INT8 with {counted(count, 'layer')} in float ({names})", left_max)
         try:
             built = self._builder.build(self._with_float(layers))
         except (BuildFailed, EngineFailed) as error:

@@ -17,7 +17,7 @@ from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.model.restarts import CRASHES_MAX, QUARANTINE_PAUSES_S, RESTART_PAUSES_S
 from edgert.daemon.model.slot_writer import BUSY_RETRY_S, STORAGE_RETRY_S
 from edgert.daemon.workers.worker_process import LOAD_S_MAX
-from edgert.daemon.workers.worker_set import STUCK_S
+from edgert.daemon.workers.worker_set import CHECK_S_MAX, STUCK_S
 from edgert.errors import (
     ConfigInvalid,
     EdgeRTError,
@@ -107,6 +107,12 @@ class World:
         self.now_s += seconds
         self.service.tick()
 
+    def pass_time(self, seconds: float) -> None:
+        """Let the time pass without a pause: tick at least every CHECK_S_MAX."""
+        while seconds > 0:
+            self.wait(min(seconds, CHECK_S_MAX))
+            seconds -= CHECK_S_MAX
+
     def names(self) -> list[str]:
         return [name for name, _ in self.events]
 
@@ -152,9 +158,9 @@ def test_a_load_that_takes_too_long_is_killed_unless_it_progresses(world: World)
     world.slots(STEADY)
     world.service.handle_message(world.workers[0], {"op": "progress", "line": "builds a plan"})
     assert world.service.status().loading == "builds a plan"
-    world.wait(LOAD_S_MAX + 1)
+    world.pass_time(LOAD_S_MAX + 1)
     assert not world.workers[0].killed
-    world.wait(900)
+    world.pass_time(900 - LOAD_S_MAX)
     assert world.workers[0].killed
     assert not world.service.workers.stuck
     world.now_s += STUCK_S + 1

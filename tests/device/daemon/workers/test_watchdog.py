@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgert.config import ServingConfig
-from edgert.daemon.workers.watchdog import CHECK_S_MAX, MEMORY_CHECK_S, RECYCLE_PAUSE_S, Watchdog
-from edgert.daemon.workers.worker_set import WorkerSet
+from edgert.daemon.workers.watchdog import MEMORY_CHECK_S, RECYCLE_PAUSE_S, Watchdog
+from edgert.daemon.workers.worker_set import CHECK_S_MAX, WorkerSet
 from edgert.versions.slots import Version
 from tests.support.stand_ins.workers import ORDER, FakeWorker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX
-from edgert.daemon.workers.worker_set import STUCK_S, WorkerSet
+from edgert.daemon.workers.worker_set import CHECK_S_MAX, STUCK_S, WorkerSet
 from edgert.versions.slots import Version
 from tests.support.stand_ins.workers import ORDER, FakeWorker
 
@@ -25,6 +25,13 @@ class World:
         return worker
 
     def wait(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        while (due_s := self.set.due_s()) is not None and due_s < until_s:
+            self.pause(due_s - self.now_s + 0.001)
+        self.pause(until_s - self.now_s)
+
+    def pause(self, seconds: float) -> None:
+        """Let the time pass, and tick only at its end, as after `docker pause`."""
         self.now_s += seconds
         self.set.tick()
 
@@ -51,7 +58,7 @@ def test_a_switch_retires_the_worker_that_served(world: World) -> None:
 
 def test_a_load_is_killed_after_a_time_limit_that_progress_extends(world: World) -> None:
     worker = world.start()
-    assert world.set.due_s() == world.now_s + LOAD_S_MAX
+    assert world.set.due_s() == world.now_s + CHECK_S_MAX
     world.wait(LOAD_S_MAX)
     worker.handle_message({"op": "progress", "line": "builds a plan"}, world.now_s)
     world.wait(PROGRESS_S_MAX)
@@ -60,6 +67,20 @@ def test_a_load_is_killed_after_a_time_limit_that_progress_extends(world: World)
     assert worker.killed
     assert "did not load within 1080 s" in str(worker.failure)
     assert world.set.remove(worker), "its end was not expected"
+
+
+def test_a_pause_of_daemon_and_worker_does_not_count_as_time_of_a_load_or_an_end(world: World) -> None:
+    old = world.start()
+    world.set.switch()
+    worker = world.start()
+    world.set.retire()
+    world.pause(1000.0)
+    world.wait(STOP_S_MAX - 1)
+    assert (old.killed, worker.killed) == (False, False)
+    world.wait(10.0)
+    assert (old.killed, worker.killed) == (True, False)
+    world.wait(LOAD_S_MAX)
+    assert worker.killed
 
 
 def test_the_end_of_an_abandoned_load_is_expected(world: World) -> None:

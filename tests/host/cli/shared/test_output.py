@@ -32,3 +32,11 @@ def test_a_thousand_failures_with_three_causes_are_grouped_by_cause() -> None:
     causes = ("no space on {}", "{} has another host key", "{} refuses the login")
     errors = [(f"d{n}", "device.error", causes[n % 3].format(f"d{n}")) for n in range(1000)]
     assert len(errors_by_cause(errors).splitlines()) == 6
+
+
+def test_many_different_messages_of_one_code_are_one_cause() -> None:
+    errors = [(f"d{n}", "device.error", f"d{n}: {chr(ord('a') + n % 26)} is damaged") for n in range(52)]
+    assert errors_by_cause(errors).splitlines() == [
+        "52 devices [device.error], with 26 different messages, such as: a is damaged",
+        "  d0, d26, d1, d27, d2 and 47 more",
+    ]

@@ -20,7 +20,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
-from edgert_deploy.packager.candidates.choice import choose, with_little_int8_last
+from edgert_deploy.packager.candidates.choice import choose, in_preference
 from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
 from edgert_deploy.packager.candidates.measure import Measurer, Timings
 from edgert_deploy.packager.candidates.mixed_precision import Budget
@@ -125,8 +125,11 @@ def test_an_int8_artifact_with_little_work_in_int8_is_ranked_behind_fp16(
     plain = candidates_of(pack(build_request, signing_key, tmp_path / "x.edgert"))[0]
     hardly = replace(plain, artifact=replace(plain.artifact, int8_share=0.09))
     half = replace(plain, artifact=replace(plain.artifact, precision="fp16", int8_share=0.0))
-    assert with_little_int8_last([plain, half]) == [plain, half]
-    assert with_little_int8_last([hardly, half]) == [half, hardly]
+    assert in_preference([plain, half]) == [plain, half]
+    assert in_preference([hardly, half]) == [half, hardly]
+    nothing = replace(plain, artifact=replace(plain.artifact, int8_share=0.0))
+    assert in_preference([nothing, half]) == [half], "auto would otherwise pack it if it were timed as the fastest"
+    assert in_preference([nothing]) == [nothing]
 
 
 class WithoutMemory(CandidateBuilder):

@@ -209,13 +209,22 @@ export function channelTable(channels) {
     null,
     table(
       "Releases of channels, as devices report them",
-      [["channel"], ["release"], ["kept", "n"], ["on trial", "n"], ["rolled back", "n"], ["stale", "n"]],
-      channels.map(({channel, model, version, kept, on_trial, rolled_back, stale}) => [
+      [
+        ["channel"],
+        ["release"],
+        ["kept", "n"],
+        ["on trial", "n"],
+        ["rolled back", "n"],
+        ["rolled back by command", "n"],
+        ["stale", "n"],
+      ],
+      channels.map(({channel, model, version, kept, on_trial, rolled_back, rolled_back_by_command, stale}) => [
         channel,
         `${model} ${version}`,
         count(kept),
         count(on_trial),
         count(rolled_back),
+        count(rolled_back_by_command),
         count(stale),
       ]),
     ),
