@@ -1,4 +1,4 @@
-"""The part of CUDA that TensorRT needs: memory, copies and one stream on GPU 0, through `cuda-bindings`.
+"""CUDA for TensorRT, through `cuda-bindings`: memory, copies and one stream on GPU 0.
 
 This module has not run on a GPU yet.
 """
