@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgert.errors import EdgeRTError, StorageFailed
+from edgert.printable import reason_of
 
 LOCK_RETRY_S = 0.02
 LOCK_S_MAX = 10.0
@@ -45,12 +46,6 @@ def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Ite
             raise busy from error
         reason = f"{error.strerror or error}; {advice}" if advice else reason_of(error)
         raise StorageFailed(f"{what}: {reason}") from error
-
-
-def reason_of(error: OSError) -> str:
-    """Return the reason of the system, and the next step if this user has no access."""
-    reason = error.strerror or str(error)
-    return f"{reason}; run this as the owner, or as root" if error.errno == errno.EACCES else reason
 
 
 def store_file(path: Path, data: bytes) -> None:
