@@ -150,11 +150,7 @@ def build_plan(
     """Parse an ONNX model and build its plan. Raises EngineFailed with TensorRT's reason.
 
     Args:
-        tensorrt: The SDK's module.
-        model: The content of the ONNX file.
-        inputs: The model's inputs.
         batch_max: The largest batch that the plan accepts.
-        progress: The receiver of progress lines.
         configure: Changes the builder's configuration before the build.
         buckets: The sizes of an open axis; one plan with one copy of the weights serves all of them.
     """

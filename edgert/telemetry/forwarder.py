@@ -56,15 +56,10 @@ class ForwarderSettings:
     """The broker, and the device's messages to it.
 
     Attributes:
-        broker: The broker's address and the login.
-        topics: The device's topics.
         boot: The id of the daemon's start.
         info: The fields of the retained message about the device.
-        sys_interval_s: The interval of the `sys` messages.
         home_assistant: The prefix of the discovery message; "" for no such message.
         hint_topic: The topic of hints, which are not trusted; "" for no hints.
-        rate_per_s: The largest number of messages per second.
-        retry_pauses_s: The pauses between attempts to connect.
     """
 
     broker: MqttSettings
@@ -85,15 +80,8 @@ class Forwarder:
     """Sends one device's reports from the spool to the broker and updates the device's `status` message.
 
     An unreachable broker is no error. `run` tries again until it must stop. The pause before each attempt grows and has
-    jitter. `run` logs each change once.
-
-    Args:
-        settings: The broker, and the device's messages.
-        spool: The reports to send.
-        sys_fields: Returns the machine's fields of the `sys` message.
-        on_hint: Called when the hint changes.
-        clock: Monotonic seconds.
-        log: Called with each line for the log.
+    jitter. `run` logs each change once. `sys_fields` returns the machine's fields of the `sys` message. `on_hint` is
+    called when the hint changes.
     """
 
     def __init__(

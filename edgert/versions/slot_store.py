@@ -158,14 +158,9 @@ class SlotStore:
         """Roll back from a version that failed; return False if this version is not live any more.
 
         Raises SlotsBusy at once if another process holds the slots. Raises TransitionRefused if there is no earlier
-        good version, or if this version is distrusted.
-
-        Args:
-            digest: The digest of the version that failed.
-            reason: The reason, for messages.
-            distrusted: The digests of versions that a rollback must not make live.
-            of_trial: Whether the version failed on trial. Then also return False if the version is not on trial any
-                more, because a command has kept it.
+        good version, or if this version is distrusted. A rollback must not make a version live whose digest is
+        `distrusted`. With `of_trial`, the version failed on trial; then also return False if the version is not on
+        trial any more, because a command has kept it.
         """
 
         def reason_of(before: Slots) -> str | None:

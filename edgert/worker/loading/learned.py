@@ -28,9 +28,7 @@ class Learned:
         reactor_session: Whether requests of the reactor run on a session of their own, with one thread.
         threads_us: The time of one item in µs, by the number of threads.
         run_us: The time of a batch in µs, by its size.
-        took_s: The time of the measurement.
         others: The share of the processors that other work took during the measurement.
-        measured: The number of measurements.
     """
 
     threads: int
@@ -57,13 +55,8 @@ class Learned:
 class Circumstances:
     """The conditions of a measurement, besides the artifact. Under other conditions, it is not valid.
 
-    Attributes:
-        cpus: The number of processors.
-        optimize_for: The configured `optimize_for`: "latency" or "throughput".
-        threads: The configured number of threads; 0 to measure it.
-        instances: The configured number of parallel runs; 0 to measure it.
-        batch_max: The configured batch cap; 0 to measure it.
-        reactor: Whether the reactor may serve the model.
+    `threads`, `instances` and `batch_max` are the configured values; 0 means that the value is measured. `reactor`
+    tells whether the reactor may serve the model.
     """
 
     engine: str
