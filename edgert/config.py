@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edgert.durable import reason_of
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, checked_id
+from edgert.printable import reason_of
 from edgert.state_dir import StateDir
 from edgert.toml_file import about, from_table, parse_toml
 from edgert.typed_json import Closed

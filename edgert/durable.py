@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgert.errors import EdgeRTError, StorageFailed
+from edgert.printable import reason_of
 
 LOCK_RETRY_S = 0.02
 LOCK_S_MAX = 10.0
@@ -47,12 +48,6 @@ def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Ite
         raise StorageFailed(f"{what}: {reason}") from error
 
 
-def reason_of(error: OSError) -> str:
-    """Return the reason of the system, and the next step if this user has no access."""
-    reason = error.strerror or str(error)
-    return f"{reason}; run this as the owner, or as root" if error.errno == errno.EACCES else reason
-
-
 def store_file(path: Path, data: bytes) -> None:
     """Replace the content of `path` by `data`, durably. Raises StorageFailed."""
     with storing(f"cannot write {path}"):
@@ -70,13 +65,8 @@ def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: 
     """Open a new file, which replaces `path` when the block ends without an error.
 
     The new file is in the folder of `path` and has a fixed name. So after a power cut, the next writer reuses the
-    unfinished file. Raises OSError.
-
-    Args:
-        path: The file to replace.
-        durable: Whether the change must survive a power cut. Otherwise a power cut may also damage the file.
-        mode: The mode of the file.
-        shared: Whether several processes may write at once, without a lock. The name then contains the process id.
+    unfinished file. Raises OSError. If the change need not be `durable`, a power cut may damage the file. Several
+    processes may write a `shared` file at once, without a lock: the name of the new file then contains the process id.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a file", os.fspath(path))

@@ -132,10 +132,7 @@ class Environment:
 
     Attributes:
         device: The device's name in messages.
-        home: The folder of runtimes.
-        id: The id of the environment.
         python: The interpreter for an environment without a base.
-        engines: The engines of the environment.
         pins: The SHA-256 of each wheel by file name. The changed wheels are in HOME/wheels.
         base: The environment to copy; an empty `Installed` for a new environment.
         exactly: Whether every engine must load; otherwise one engine is enough.
@@ -284,9 +281,6 @@ def trial_command(
     """Return the command that starts the trial of a runtime. The trial continues after its caller ends.
 
     Args:
-        home: The folder of runtimes.
-        state: The state folder.
-        runtime: The id of the runtime.
         models: The models that the runtime must serve.
         manager: system, user or monitor. If the trial's script is killed, the manager starts the script again.
         trial_s: The length of the trial.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import unicodedata
 from collections.abc import Sequence
 
@@ -47,10 +48,16 @@ def in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_CHARS_MAX]}"
 
 
+def reason_of(error: OSError) -> str:
+    """Return the reason of the system, and the next step if this user has no access."""
+    reason = error.strerror or str(error)
+    return f"{reason}; run this as the owner, or as root" if error.errno == errno.EACCES else reason
+
+
 def file_error(error: OSError, otherwise: str = "") -> str:
     """Return `FILE: reason`. If the error names no file, return `otherwise: reason`, or the reason alone."""
     name = error.filename or otherwise
-    return f"{name}: {error.strerror or error}" if name else f"{error.strerror or error}"
+    return f"{name}: {reason_of(error)}" if name else reason_of(error)
 
 
 def _controls(character: str) -> bool:

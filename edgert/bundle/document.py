@@ -27,12 +27,8 @@ def document_bytes(document: Any) -> bytes:
 def read_document(cls: type[T], data: bytes, what: str, fault: type[EdgeRTError], update: str) -> T:
     """Return the document in signed bytes.
 
-    Args:
-        cls: The class of the document.
-        data: The signed bytes.
-        what: The name of the document in messages.
-        fault: The error to raise if the document cannot be read.
-        update: The next step if the document is of a newer version.
+    Raises `fault` if the document cannot be read. For a document of a newer version, the message ends with `update`,
+    the next step; `what` names the document.
     """
     try:
         value = json.loads(data)

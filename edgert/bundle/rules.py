@@ -342,11 +342,7 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
 def spec_of(what: str, kind: str, name: str, specs: Sequence[TensorSpec]) -> TensorSpec:
     """Return the input or output with a name that a rule states. Raises BundleError if the model lacks it.
 
-    Args:
-        what: The rule, for messages.
-        kind: "input" or "output", for messages.
-        name: The name in the rule.
-        specs: The model's inputs or outputs.
+    In messages, `what` names the rule, and `kind` is "input" or "output".
     """
     for spec in specs:
         if spec.name == name:

@@ -115,14 +115,8 @@ def bench(
 ) -> BenchAnswer:
     """Measure each artifact of `work` and return the results.
 
-    An artifact that cannot run has an error as its result.
-
-    Args:
-        work: The artifacts.
-        seconds: The approximate time of all rounds together; slow runs need more time.
-        cache_dir: The folder for the files that engines compile.
-        progress: Receives each step as a line of text.
-        clock: Seconds of a clock that never goes back.
+    An artifact that cannot run has an error as its result. All rounds together take about `seconds`, or longer if the
+    runs are slow. Engines store the files that they compile in `cache_dir`.
     """
     results: list[BenchResult] = []
     opened: dict[int, tuple[Session, BenchArtifact]] = {}  # by the index in `results`

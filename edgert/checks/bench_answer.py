@@ -55,16 +55,12 @@ class BenchResult:
 
     Attributes:
         id: The artifact's name in the report.
-        engine: The engine that ran the artifact, and its `engine_version`.
-        threads: The number of threads of a run.
         memory_mb: The memory of the engine's session or of the worker.
         load_s: The time of a load; only for BenchMode.ENGINE.
         threads_ms: The median time by the number of threads; only for BenchMode.ENGINE.
         degraded: Whether the model does not serve on its first engine; only for BenchMode.AS_SERVED.
         clients: The number of clients that send requests at the same time; only for BenchMode.AS_SERVED.
         together_p99_ms: The 99th percentile of the answers to these clients; only for BenchMode.AS_SERVED.
-        times: The times of single runs or answers.
-        error: The reason why there are no times.
     """
 
     id: str

@@ -45,15 +45,7 @@ def bench_live(
 ) -> BenchAnswer:
     """Measure the live version of `model`: with one client, then with several clients.
 
-    Raises the daemon's errors.
-
-    Args:
-        store: The slots of the model.
-        state: The folder with the sockets.
-        config: The configuration of the device.
-        seconds: The approximate time of both measurements together.
-        clients: The number of clients in the second measurement.
-        progress: Receives each step as a line of text.
+    Raises the daemon's errors. Both measurements together take about `seconds`.
     """
     version = load_live(store, config)
     before_c = machine.temp_c()

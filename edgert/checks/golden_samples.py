@@ -49,13 +49,8 @@ def check(
 
     Return the largest absolute difference from the host, per output. Raises the errors of `infer`; also
     HealthCheckFailed if a difference exceeds the signed tolerance, and BundleCorrupt if the golden values changed on
-    disk.
-
-    Args:
-        version: The version with the golden inputs.
-        artifact: The artifact whose golden answers the device must give.
-        infer: Returns the outputs for the inputs of one sample.
-        as_sent: Whether `infer` gets the inputs that an app sends, and returns the outputs that an app gets.
+    disk. `infer` returns the outputs for the inputs of one sample. With `as_sent`, it gets the inputs that an app
+    sends, and returns the outputs that an app gets.
     """
     answers = [infer(sample) for sample in samples(version, as_sent=as_sent)]
     golden_outputs = list(_golden_outputs(version, artifact))

@@ -136,16 +136,10 @@ class WorkerFigures:
     """The counters of a worker.
 
     Attributes:
-        connections: The number of connections.
-        reactor_connections: The number of connections that the reactor serves.
         waiting: The number of requests that wait in the batcher.
         batches_closed: The number of batches by the reason that ended the wait for more items.
         runs: The number of engine runs and their total ns, by the number of items of a run.
-        batcher, cache, near, shadow: The status of these parts.
-        alarms: The names of the worker's alarms.
-        requests: The statistics of the requests of apps.
         shared_bytes: The shared memory of clients, which is not part of the worker's memory.
-        sessions: The number of sessions.
         session_bytes: The largest amount of memory that the sessions may keep.
     """
 
@@ -244,12 +238,8 @@ class ModelStatus:
     """A model's slots, and the model's status in the daemon.
 
     Attributes:
-        model: The name of the model.
-        state: The state of the slots.
         live, spare: The version that serves, and the version in the other slot.
         ratchet: The highest release that was marked good on this device.
-        trial_limits: The limits of the trial in progress.
-        rolled_back: The last version that was rolled back.
         damaged: The reason why the slots cannot be read; then no other field is known.
         serving: The model's status in the daemon; None if no daemon serves the model.
         accuracy: The gate's result for the preferred artifact of the live version.

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from edgert.durable import reason_of
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.extras import missing_package
-from edgert.printable import printable
+from edgert.printable import file_error, printable
 from edgert.vendor_telemetry import stop_reporting
 
 if TYPE_CHECKING:
@@ -221,8 +220,7 @@ def _fail_with_os_error(as_json: bool, error: BrokenPipe | OSError) -> int:
         # Without this step, Python fails again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_NO_READER
-    where = f"{cause.filename}: " if cause.filename else ""
-    return _fail(as_json, "os_error", f"{where}{reason_of(cause)}", EXIT_OS_ERROR, cause)
+    return _fail(as_json, "os_error", file_error(cause), EXIT_OS_ERROR, cause)
 
 
 def _has_no_reader(stream: TextIO | None) -> bool:

@@ -42,13 +42,7 @@ class ReleaseFetcher:
         """Fetch the files of a release that this device lacks.
 
         Return the path of a delta for `edgertd install`. Raises RegistryError, StorageFailed and WindowClosed. Raises
-        BundleError and ChannelMismatch if the release cannot be installed here.
-
-        Args:
-            entry: The release.
-            slots: The slots of the model.
-            trusted: The keys that may sign the release.
-            now_s: The latest known time, for the check of the expiry.
+        BundleError and ChannelMismatch if the release cannot be installed here. `now_s` is the latest known time.
         """
         self._pace.check()
         path = self._delivery(entry.model)

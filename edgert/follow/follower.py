@@ -102,15 +102,8 @@ class Round:
 class ChannelFollower:
     """Follows the channel that `config` names.
 
-    Args:
-        state: The folder with the slots, and with the follower's files.
-        config: The configuration of the device.
-        registry: The registry with the channel and the releases.
-        report: Reports an event in telemetry.
-        pace: Limits the hours and the rate of downloads.
-        latest: The latest time that the device has seen.
-        jitter: Returns a random number from 0 to 1, for pauses.
-        home: The folder with this device's runtimes; None if no bootstrap created this folder.
+    The follower reports events in telemetry with `report`. `home` is the folder with this device's runtimes; None if no
+    bootstrap created this folder.
     """
 
     def __init__(

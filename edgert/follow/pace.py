@@ -20,11 +20,7 @@ class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retr
 class Pace:
     """Counts fetched bytes and limits the hours and the rate of downloads.
 
-    Args:
-        config: The hours and the rate.
-        clock: Monotonic seconds.
-        local_minute: Returns the minute of the local day.
-        wait: Waits for a number of seconds.
+    `local_minute` returns the minute of the local day.
     """
 
     def __init__(

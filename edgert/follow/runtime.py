@@ -91,12 +91,8 @@ def decide_runtime(
 ) -> Decision:
     """Return the follower's next action for `entry`, a release of the runtime. Has no side effects.
 
-    Args:
-        entry: The release.
-        runtime: The id of the release's environment on this device.
-        runtimes: The runtimes on this device.
-        tried: The earlier attempt with the same entry, if there was one.
-        newest: The highest release that was in use.
+    `runtime` is the id of the release's environment on this device, `tried` the earlier attempt with the same entry,
+    and `newest` the highest release that was in use.
     """
     name = f"release {entry.release} of {entry.model}"
     last = runtimes.outcome

@@ -44,14 +44,9 @@ _LENGTH_HEADER = LENGTH_HEADER.lower()
 class Endpoints:
     """Answers requests.
 
-    If only this machine can connect, a request with a foreign name as its Host comes from a web page whose name
-    resolves to this address (DNS rebinding). The endpoints must refuse this request.
-
-    Args:
-        client: The client of the daemon.
-        control_socket: The path of the daemon's control socket.
-        host_checked: Whether to refuse requests with a foreign name as their Host.
-        inferences_max: The largest number of inference requests at once.
+    With `host_checked`, only this machine can connect. Then a request with a foreign name as its Host comes from a web
+    page whose name resolves to this address (DNS rebinding), and is refused. At most `inferences_max` requests infer at
+    once.
     """
 
     def __init__(self, client: Client, control_socket: Path, *, host_checked: bool, inferences_max: int) -> None:

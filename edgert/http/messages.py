@@ -37,14 +37,8 @@ class HttpRequest(NamedTuple):
 class HttpResponse(NamedTuple):
     """A response. The body is sent part by part.
 
-    Attributes:
-        status: The HTTP status.
-        parts: The parts of the body.
-        content_type: The media type of the body.
-        headers: Further header fields.
-        stream: Further parts of a body whose length is not known; the connection closes after the last part. None for
-            no stream.
-        closes: Whether the connection closes after the response.
+    `stream` has further parts of a body whose length is not known; the connection closes after the last part. With
+    `closes`, the connection closes after the response.
     """
 
     status: int

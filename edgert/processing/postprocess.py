@@ -69,10 +69,8 @@ class Postprocessor:
         """Return `outputs` followed by the results of the rules.
 
         Args:
-            outputs: The outputs of the model.
             placements: The mapping from the model's image to each sent image; None if the app sent the model's own
                 tensor.
-            inputs: The inputs of the model.
             image: The index of the preprocessed input in `inputs`.
             windows: The number of items of each sent signal; None if the app sent the model's own tensor.
             before: The class scores of the signal's earlier windows, from `last_shares`.

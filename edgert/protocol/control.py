@@ -8,7 +8,15 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from edgert.errors import DaemonBusy, DaemonEnded, DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError
+from edgert.errors import (
+    DaemonBusy,
+    DaemonEnded,
+    DaemonUnreachable,
+    DeviceError,
+    EdgeRTError,
+    ProtocolError,
+    by_code,
+)
 
 LINE_BYTES_MAX = 256 * 1024  # of a request
 ANSWER_BYTES_MAX = 16 * 1024**2  # the status of a model has 2 to 22 KB
@@ -53,7 +61,7 @@ def read_answer(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
         if "error" in value:
-            raise _error_of(value["error"])
+            raise by_code(str(value["error"]["code"]))(str(value["error"]["message"]))
         return dict(value["ok"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError("the daemon's answer cannot be read; check its log") from error
@@ -64,10 +72,4 @@ def answer_of(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def error_answer(error: EdgeRTError) -> dict[str, Any]:
-    return {"error": {"code": error.code, "exit_code": error.exit_code, "message": error.message}}
-
-
-def _error_of(value: dict[str, Any]) -> EdgeRTError:
-    error = DeviceError(str(value["message"]))
-    error.code, error.exit_code = str(value["code"]), int(value["exit_code"])
-    return error
+    return {"error": error.as_json()}

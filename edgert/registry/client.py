@@ -145,12 +145,8 @@ class Registry:
 
         The fetched bytes stay for the next attempt, even after a power cut. If the bytes have the blob's digest, the
         file is durable. Otherwise the method removes the file and raises RegistryCorrupt. Raises StorageFailed.
-
-        Args:
-            blob: The blob to fetch.
-            path: The file to write.
-            on_bytes: Called with the size of each piece on disk. It may wait to limit the rate, or raise an error to
-                stop the download.
+        `on_bytes` is called with the size of each piece on disk. It may wait to limit the rate, or raise an error to
+        stop the download.
         """
         _checked(blob)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -24,7 +24,6 @@ from edgert.telemetry.home_assistant import discovery, discovery_topic
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     IN_FLIGHT_MAX,
-    KEEPALIVE_S,
     BrokerRefused,
     BrokerUnreachable,
     Connection,
@@ -41,10 +40,6 @@ LOOK_S = 1.0  # the pause between two checks of the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
 PUBLISH_BYTES = 16  # the maximum number of bytes of a packet besides its topic and payload
-# After this time, a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`.
-# Older versions of EdgeRT used another client id. For their cut connection, the broker publishes `lost` only when the
-# keepalive expires.
-ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
 SYS_INTERVAL_S = 60.0
@@ -57,15 +52,10 @@ class ForwarderSettings:
     """The broker, and the device's messages to it.
 
     Attributes:
-        broker: The broker's address and the login.
-        topics: The device's topics.
         boot: The id of the daemon's start.
         info: The fields of the retained message about the device.
-        sys_interval_s: The interval of the `sys` messages.
         home_assistant: The prefix of the discovery message; "" for no such message.
         hint_topic: The topic of hints, which are not trusted; "" for no hints.
-        rate_per_s: The largest number of messages per second.
-        retry_pauses_s: The pauses between attempts to connect.
     """
 
     broker: MqttSettings
@@ -86,15 +76,8 @@ class Forwarder:
     """Sends one device's reports from the spool to the broker and updates the device's `status` message.
 
     An unreachable broker is no error. `run` tries again until it must stop. The pause before each attempt grows and has
-    jitter. `run` logs each change once.
-
-    Args:
-        settings: The broker, and the device's messages.
-        spool: The reports to send.
-        sys_fields: Returns the machine's fields of the `sys` message.
-        on_hint: Called when the hint has changed, at most once in HINT_PAUSE_S.
-        clock: Monotonic seconds.
-        log: Called with each line for the log.
+    jitter. `run` logs each change once. `sys_fields` returns the machine's fields of the `sys` message. `on_hint` is
+    called when the hint has changed, at most once in HINT_PAUSE_S.
     """
 
     def __init__(
@@ -154,7 +137,7 @@ class Forwarder:
     def _reset(self) -> None:
         """Forget the messages in flight on the last connection; the spool still has these messages."""
         self._last_id = 0
-        self._retained_version = 0
+        self._slots_version = 0
         self._file = self._spool.file_id
         self._in_flight: dict[int, Spooled | None] = {}  # None: a message that is not in the spool
         self._acknowledged_ids: list[int] = []
@@ -163,7 +146,6 @@ class Forwarder:
         self._progress_at = self._refilled_at = self._clock()
         self._tokens = float(BURST_MAX)
         self._sys_due_at = self._clock()
-        self._online_again_at: float | None = None
 
     def _hold_back_suspect(self) -> None:
         """Hold a message back if the broker closed several connections after this message."""
@@ -189,7 +171,6 @@ class Forwarder:
         self._held.connected(self._clock())
         self._connection.publish(self._topics.info, self._payload(self._settings.info), 1, retain=True)
         self._connection.publish(self._topics.status, b"online", 1, retain=True)
-        self._online_again_at = self._clock() + ONLINE_AGAIN_S
         if self._settings.hint_topic:
             try:
                 self._connection.subscribe((self._settings.hint_topic,), 1)
@@ -241,10 +222,7 @@ class Forwarder:
         if now >= self._sys_due_at:
             self._sys_due_at = now + self._settings.sys_interval_s
             self._connection.publish(self._topics.sys, self._payload(self._sys_now()), 0)
-        if self._online_again_at is not None and now >= self._online_again_at:
-            self._online_again_at = None
-            self._connection.publish(self._topics.status, b"online", 1, retain=True)
-        self._send_retained()
+        self._send_slots()
         if self._in_flight and now - self._progress_at > ACK_TIMEOUT_S:
             raise BrokerUnreachable(f"the broker {self._address} has acknowledged nothing for {ACK_TIMEOUT_S:.0f} s")
         if self._refused_at is not None and now - self._refused_at > REFUSED_RETRY_S:
@@ -252,22 +230,20 @@ class Forwarder:
             self._last_id = 0
         return self._send(now)
 
-    def _send_retained(self) -> None:
-        retained = self._spool.retained(self._retained_version)
+    def _send_slots(self) -> None:
+        slots = self._spool.retained(self._topics.deploy, self._slots_version)
         if self._spool.file_id != self._file:
             self._file = self._spool.file_id
-            self._last_id = 0
-            self._retained_version = 0
-            retained = self._spool.retained()
-        for each in retained:
-            self._retained_version = each.version
-            if each.topic != self._topics.deploy:  # a topic of an earlier site of this device
-                continue
-            self._connection.publish(each.topic, each.payload, 1, retain=True)
-            if prefix := self._settings.home_assistant:
-                models, window_s = messages.models_of(each.payload), self._settings.sys_interval_s
-                topic, payload = discovery(self._topics, prefix, models, self._settings.info, window_s)
-                self._connection.publish(topic, payload, 1, retain=True)
+            self._last_id = self._slots_version = 0
+            slots = self._spool.retained(self._topics.deploy)
+        if slots is None:
+            return
+        self._slots_version = slots.version
+        self._connection.publish(self._topics.deploy, slots.payload, 1, retain=True)
+        if prefix := self._settings.home_assistant:
+            models, window_s = messages.models_of(slots.payload), self._settings.sys_interval_s
+            topic, payload = discovery(self._topics, prefix, models, self._settings.info, window_s)
+            self._connection.publish(topic, payload, 1, retain=True)
 
     def _send(self, now: float) -> bool:
         self._tokens = min(BURST_MAX, self._tokens + (now - self._refilled_at) * self._settings.rate_per_s)

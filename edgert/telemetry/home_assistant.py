@@ -40,9 +40,7 @@ def discovery(
     A model that is no longer in `models` disappears from Home Assistant.
 
     Args:
-        topics: The device's topics.
         prefix: Home Assistant's discovery prefix, usually `homeassistant`.
-        models: The models of the device.
         info: The device's `info` message, for profile and version.
         window_s: The length of a window, after which values become unavailable.
     """

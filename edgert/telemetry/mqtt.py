@@ -133,9 +133,7 @@ class Connection:
     """A connection to one broker, opened and lost any number of times. Use it in one thread only.
 
     Args:
-        settings: The broker's address and the login.
         client_id: The MQTT client id; "" lets the broker choose an id.
-        will: The message that the broker publishes if this client disappears.
         session_s: The time for which the broker keeps a session while this client is not connected; None for no
             session. A session needs a `client_id`, and only `acknowledge` acknowledges its messages.
         on_message: `pump` calls on_message(topic, payload, retained) for each message.

@@ -46,18 +46,8 @@ class ReporterSettings:
 class Reporter:
     """Reports one model's recorder to the spool.
 
-    Tests pass their own clocks and call `tick` themselves.
-
-    Args:
-        recorder: The model's recorder.
-        spool: The spool for the messages.
-        settings: The topics and the length of a window.
-        alarms: The model's alarms; None for no alarms.
-        facts: Returns further fields of `metrics`.
-        window_ended: Called before each report.
-        clock: Monotonic seconds.
-        wall_clock: Seconds since 1970.
-        log: Called with each line for the log.
+    Tests pass their own clocks and call `tick` themselves. `facts` returns further fields of `metrics`. `window_ended`
+    is called before each report.
     """
 
     def __init__(

@@ -34,9 +34,7 @@ class Totals:
 
     Attributes:
         requests: The number of requests with any outcome.
-        errors: The number of failed requests.
         shed: The number of refused requests.
-        cache_hits: The number of requests that a cache answered.
         latency_sum_us: The total time of answered requests.
         within_ms: For each of SLO_BOUNDS_MS, the exact number of answered requests that took at most this time.
         executed: The number of requests that an engine run answered.

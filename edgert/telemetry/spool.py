@@ -7,7 +7,7 @@ messages of the least important kind. With `synchronous = NORMAL` a commit survi
 cut may lose the last commits, and their `seq` numbers are then used again. So subscribers identify a message by its
 boot and its `seq`.
 
-A process that finds the database unreadable renames it to `NAME.corrupt-N`, and creates a new database. The other
+A process that finds the database unreadable renames it to `NAME.corrupt`, and creates a new database. The other
 processes notice the new inode and use the new file. In every new file, `seq` starts at a random number above 2**32. So
 no `seq` of this boot occurs twice, even if somebody removes the file and another process creates the next file.
 
@@ -34,7 +34,6 @@ SCHEMA_VERSION = 1
 BYTES_MAX = 16 * 1024 * 1024  # the size of topics and payloads; the file is slightly larger
 ROWS_MAX = 50_000
 BUSY_TIMEOUT_S = 5.0
-CORRUPT_KEPT_MAX = 2
 LOST_WITH_FILE = "unknown"  # the kind in `lost` for a lost file, because the number of its messages is unknown
 FIRST_SEQ_MIN = 2**32
 FIRST_SEQ_MAX = 2**52  # every JSON reader represents integers below 2**53 exactly
@@ -63,7 +62,6 @@ class Spooled:
 class Retained:
     """The current value of a retained topic. `version` grows with every change of any retained topic."""
 
-    topic: str
     payload: bytes
     version: int
 
@@ -163,14 +161,13 @@ class Spool:
 
         self._transact(put)
 
-    def retained(self, after_version: int = 0) -> list[Retained]:
-        """Return the retained topics that changed after `after_version`, in the order of change."""
+    def retained(self, topic: str, after_version: int = 0) -> Retained | None:
+        """Return the value of a retained topic; None if it did not change after `after_version`."""
 
-        def read(database: sqlite3.Connection) -> list[Retained]:
-            rows = database.execute(
-                "SELECT topic, payload, version FROM retained WHERE version > ? ORDER BY version", (after_version,)
-            )
-            return [Retained(*row) for row in rows]
+        def read(database: sqlite3.Connection) -> Retained | None:
+            query = "SELECT payload, version FROM retained WHERE topic = ? AND version > ?"
+            row = database.execute(query, (topic, after_version)).fetchone()
+            return None if row is None else Retained(*row)
 
         return self._transact(read, writes=False)
 
@@ -239,8 +236,9 @@ class Spool:
             except sqlite3.DatabaseError as error:
                 if not suspect and not _is_corruption(error):
                     raise
-                aside = _set_aside(self.path)
-                self._log(f"telemetry: the spool {self.path} was unreadable ({error}), and is now {aside.name}")
+                aside = f"{self.path}.corrupt"
+                _set_aside(self.path, aside)
+                self._log(f"telemetry: the spool {self.path} was unreadable ({error}), and is now {aside}")
                 self._database = _connect(self.path, after_loss=True)
             self._inode = _inode_of(self.path)
 
@@ -356,15 +354,11 @@ def _inode_of(path: Path) -> int:
         return _NO_INODE
 
 
-def _set_aside(path: Path) -> Path:
-    """Rename the database and its log, and keep only the newest few of such files."""
-    names = (file.name.rpartition("-")[2] for file in path.parent.glob(f"{path.name}.corrupt-*"))
-    number = max((int(name) for name in names if name.isdecimal()), default=0) + 1
-    aside, too_old = (path.with_name(f"{path.name}.corrupt-{n}") for n in (number, number - CORRUPT_KEPT_MAX))
+def _set_aside(path: Path, aside: str) -> None:
+    """Rename the database and its log. They replace earlier files that were set aside."""
+    for stale in (f"{aside}-wal", f"{path}-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(stale)
     for suffix in ("", "-wal"):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
-    for stale in (f"{path}-shm", f"{too_old}", f"{too_old}-wal"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(stale)
-    return aside

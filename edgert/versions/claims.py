@@ -64,11 +64,8 @@ class Claims:
     def acquire(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
         """Claim a model. Raises DeployUnderWay if another deployment has the model.
 
-        Args:
-            model: The model to claim.
-            by: The person and the host, for messages.
-            lasts_s: The time from each renewal to the end of the claim, at most LASTS_S_MAX.
-            instead_of: The token of a deployment that is over; its claim is replaced.
+        The claim lasts for `lasts_s` after each renewal, at most LASTS_S_MAX. It replaces a claim with the token
+        `instead_of`, whose deployment is over. `by` is the person and the host, for messages.
         """
         with self._locked():
             held = self._read(model)

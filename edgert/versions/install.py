@@ -59,13 +59,7 @@ def install(
 
     The live version continues to serve. The version for a rollback stays until the whole bundle is verified and on
     disk. Raises BundleError and its subclasses, StorageFailed, TransitionRefused, EngineFailed, and ConfigInvalid.
-
-    Args:
-        path: The file of the bundle or the delta.
-        state: The folder with the slots and the trusted keys.
-        config: The configuration of the device; its profile and machine select the artifacts.
-        progress: Receives each step as a line of text.
-        latest: The time for the check of the expiry; by default, the latest time that this device has seen.
+    `latest` is the time for the check of the expiry; by default, the latest time that this device has seen.
     """
     ring = trusted_keys(state)
     for complaint in ring.complaints:

@@ -145,29 +145,22 @@ class SlotStore:
 
         Return the slots before and after. `check` gets the slots before, under the lock, and may raise an error.
         """
-        seen: list[Slots] = []
 
         def reason_of(before: Slots) -> str:
             check(before)
-            seen.append(before)
             return BY_COMMAND
 
-        after = self._roll_back(reason_of, wait=True)
-        assert after is not None
-        return seen[-1], after
+        rolled_back = self._roll_back(reason_of, wait=True)
+        assert rolled_back is not None  # there is always a reason
+        return rolled_back
 
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
         """Roll back from a version that failed; return False if this version is not live any more.
 
         Raises SlotsBusy at once if another process holds the slots. Raises TransitionRefused if there is no earlier
-        good version, or if this version is distrusted.
-
-        Args:
-            digest: The digest of the version that failed.
-            reason: The reason, for messages.
-            distrusted: The digests of versions that a rollback must not make live.
-            of_trial: Whether the version failed on trial. Then also return False if the version is not on trial any
-                more, because a command has kept it.
+        good version, or if this version is distrusted. A rollback must not make a version live whose digest is
+        `distrusted`. With `of_trial`, the version failed on trial; then also return False if the version is not on
+        trial any more, because a command has kept it.
         """
 
         def reason_of(before: Slots) -> str | None:
@@ -266,29 +259,36 @@ class SlotStore:
     def _trial(self, lasts_s: float) -> TrialEnd:
         return TrialEnd(self.clock.boot_id, self.clock.now_s() + min(lasts_s, TRIAL_S_MAX))
 
-    def _roll_back(self, reason_of: Callable[[Slots], str | None], *, wait: bool) -> Slots | None:
-        """Roll back if `reason_of` returns a reason for the current slots; return the new slots, else None."""
+    def _roll_back(self, reason_of: Callable[[Slots], str | None], *, wait: bool) -> tuple[Slots, Slots] | None:
+        """Roll back if `reason_of` returns a reason for the current slots, else return None.
 
-        def rolled_back() -> Slots | None:
+        Return the slots before and after.
+        """
+
+        def rolled_back() -> tuple[Slots, Slots] | None:
             before = self.read()
             reason = reason_of(before)
-            return None if reason is None else step(before, SlotEvent.ROLLBACK, reason=reason, now_s=time.time())
+            if reason is None:
+                return None
+            return before, step(before, SlotEvent.ROLLBACK, reason=reason, now_s=time.time())
 
         try:
             with self.locked(wait=wait):
-                after = rolled_back()
-                try:
-                    return None if after is None else self.commit(after)
-                except StorageFailed as error:
-                    assert after is not None
-                    return self._commit_without_a_block(after, error)
+                slots = rolled_back()
+                if slots is not None:
+                    try:
+                        self.commit(slots[1])
+                    except StorageFailed as error:
+                        self._commit_without_a_block(slots[1], error)
         except StorageFailed as error:
             if not self._remembers:
                 raise
-            after = rolled_back()  # the lock was not taken, because it may itself need a free block
-            return None if after is None else self._commit_without_a_block(after, error)
+            slots = rolled_back()  # the lock was not taken, because it may itself need a free block
+            if slots is not None:
+                self._commit_without_a_block(slots[1], error)
+        return slots
 
-    def _commit_without_a_block(self, after: Slots, error: StorageFailed) -> Slots:
+    def _commit_without_a_block(self, after: Slots, error: StorageFailed) -> None:
         """Keep a rollback that could not be written because of `error`. Raises `error` if this also fails."""
         before = self._read()
         removed = False
@@ -300,7 +300,6 @@ class SlotStore:
         if not (removed or self._remembers):
             raise error
         self._unwritten, self.fault = (before, after), self._not_written(error.message)
-        return after
 
     def _not_written(self, reason: str) -> StorageFailed:
         return StorageFailed(

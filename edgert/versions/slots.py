@@ -105,12 +105,9 @@ class Slots:
     """The slots of one model.
 
     Attributes:
-        state: The state of the slots.
         live_slot: The slot of the version that serves; None if no version serves.
         a, b: The version in each slot.
-        trial: The end of the trial in progress.
         ratchet: The highest release that was ever marked good.
-        limits: The limits of the trial in progress.
         rolled_back: The last version that was rolled back; None after another version was marked good.
     """
 

@@ -89,8 +89,6 @@ class Readings:
         failed: The number of requests that were refused or failed.
         golden: The number of golden samples, which EdgeRT itself sent.
         p99_ms: The latency that 99 % of the answers did not exceed.
-        memory_mb: The worker's memory.
-        temp_c: The device's temperature; None if it is unknown.
         compared: The number of answers that were compared with answers of the previous version.
         agreed: The number of compared answers that agreed.
     """
@@ -141,11 +139,9 @@ class _Kind(NamedTuple):
     """A kind of limit.
 
     Attributes:
-        name: The name of the limit.
         is_highest: Whether the limit is the highest allowed value; otherwise, it is the lowest.
         is_share: Whether the value is a share from 0 to 1.
         unit: The unit in messages.
-        meaning: The meaning, for messages.
         read: Returns the measured value; None if it is not known.
         is_certain: Returns whether the limit can be broken before the end of the watch.
     """

@@ -47,8 +47,6 @@ class WorkerParts:
         shadows: The comparisons that are on.
         recorder: The recorder for requests of apps.
         probes: The recorder for requests of checks, which telemetry counts separately.
-        reporter: The thread that reports.
-        areas: The shared memory of all clients.
     """
 
     model: LoadedModel

@@ -29,13 +29,7 @@ class LoadTurns:
 
     Models that clients requested load first, then pinned models. Some loads need no turn: a load that a command waits
     for, a load of a version on trial, and a load of a model whose old version still serves. If a model must wait,
-    `tick` calls the `sync` of its service later.
-
-    Args:
-        services: The service of each model by the model's name.
-        budget: The memory that all models share.
-        clock: Monotonic seconds.
-        at_once: The number of models that may load at the same time; by default, one for each processor.
+    `tick` calls the `sync` of its service later. By default, as many models load `at_once` as there are processors.
     """
 
     def __init__(

@@ -18,8 +18,6 @@ class MemoryBudget:
 
     Args:
         limit_mb: The memory for all models; with 0, there is no limit, and nothing is measured.
-        sizes: The sizes of workers that served here before.
-        services: The service of each model by the model's name.
         clock: Monotonic seconds, from the clock that the workers' run pages use.
         forks: Returns whether the next worker is a fork.
     """

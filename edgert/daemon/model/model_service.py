@@ -67,9 +67,6 @@ class ModelService:
     """Serves the live version of one model.
 
     Args:
-        model: The name of the model.
-        state_dir: The folder with the slots.
-        config: The configuration of the device.
         boot: The id of the daemon's run.
         report: Reports an event of the model in telemetry. Its arguments are the event's name and fields.
         admit: Returns whether the live version may load now. If it returns False, it calls `sync` later. It raises if

@@ -34,9 +34,7 @@ def unavailable(
     """Return the error for clients of a model that does not serve, with the pause before a retry.
 
     Args:
-        model: The name of the model.
         state: The reason why no worker serves.
-        fault: The last error of the model, if there is one.
         crashes: The number of workers that ended in a row.
         restart_in_s: The time until the next restart; None if no restart is planned.
     """

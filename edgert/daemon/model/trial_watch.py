@@ -40,11 +40,7 @@ FILL_GRACE_S = 30.0  # the time that golden samples may take in addition to FILL
 class TrialWatch:
     """Watches the limits of a trial. `tick` and `handle_message` set the result: `phase` and `finding`.
 
-    Args:
-        limits: The limits, and the time of the watch.
-        worker: The worker of the version on trial.
-        now_s: The start of the watch, in monotonic seconds.
-        temp_c: Returns the temperature of the device; None if it is unknown.
+    The watch starts at `now_s`, in monotonic seconds.
     """
 
     def __init__(

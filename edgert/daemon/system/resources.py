@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.durable import locked, reason_of
+from edgert.durable import locked
 from edgert.errors import DeviceError, StorageFailed
+from edgert.printable import reason_of
 from edgert.state_dir import StateDir
 
 

@@ -27,9 +27,7 @@ class SideProcess:
 
     Args:
         name: The name of the process in the log.
-        command: The program and its arguments.
         selector: Reports the end of the process. On a kernel without pidfd, `tick` checks the process instead.
-        clock: Monotonic seconds.
         pause_s_max: The longest pause before a restart.
         round_pause_s: If given, each run of the command is a round whose output is dropped. After a round without an
             error, the next round starts in `round_pause_s()` seconds.

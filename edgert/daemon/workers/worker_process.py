@@ -32,19 +32,16 @@ class WorkerProcess:
     Attributes:
         process: The process, or the fork that the fork server starts.
         link: The daemon's end of the link.
-        page: The run page, on which the worker notes its engine runs.
         version: The version that the worker loads or serves.
         started_s: The start of the process; later by the time for which daemon and workers were paused.
         serves_since_s: The time when the worker began to serve; None before that.
         stop_by_s: The time when the worker must have ended; None until the worker is told to stop.
-        killed_at_s: The time of the kill; None if the worker was not killed.
         loaded: The worker's description of the loaded version; None until the worker is ready.
         failure: The reason of the worker's end, if it is known.
         mb: The last measurement of the memory; 0 before the first measurement.
         connected_at_s: The time of the last connection.
         load_s_max: The longest time from the start until the worker is ready.
         progress: The last progress line of a long load.
-        alarms: The names of the worker's current alarms.
     """
 
     process: Process

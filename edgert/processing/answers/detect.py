@@ -41,7 +41,6 @@ def detections(
     """Return the detections in each image.
 
     Args:
-        rule: The manifest's rule.
         outputs: The arrays that `rule` names, in its order.
         size: (height, width) of the model's image.
         placements: The mapping from the model's image to each sent image; with None, boxes stay in the model's image.

@@ -33,12 +33,8 @@ class Connection:
     """One client's socket, its buffers, and the steps of a request: read it, encode the answer, count it.
 
     Args:
-        sock: The client's socket.
-        pipeline: The model that answers the requests.
-        recorder: The recorder that counts the requests.
         frame_bytes_max: The largest frame of a request or an answer.
         budget: The limit of all buffers. It includes the connection's buffers until `close`.
-        log: The receiver of lines about internal faults.
         spare: The buffers of a connection that has ended; None to create buffers.
     """
 
@@ -114,9 +110,7 @@ class Connection:
     def count_answered(self, answer: Answer, arrived_ns: int, encoding_ns: int) -> None:
         """Count a request whose answer was just sent.
 
-        Args:
-            arrived_ns: The arrival of the request.
-            encoding_ns: The start of the encoding of the answer.
+        The request arrived at `arrived_ns`; the encoding of the answer started at `encoding_ns`.
         """
         _, _, batch, flags, stages = answer
         sent_ns = time.perf_counter_ns()

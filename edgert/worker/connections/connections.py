@@ -38,15 +38,9 @@ class Connections:
     """Serves clients with `pipeline`. `final_frame` is the last frame for clients that must leave.
 
     Args:
-        pipeline: The model that answers the requests.
         recorder: The recorder that counts the requests of apps.
         probes: The recorder that counts the requests of checks.
-        welcome: The frame that greets each client.
-        frame_bytes_max: The largest frame of a request or an answer.
-        connections_max: The largest number of connections.
         reactor_limits: The limits of a run in the reactor; None if the model has no reactor.
-        areas: The limit of the clients' shared memory.
-        sessions: The sessions and their limits.
     """
 
     def __init__(

@@ -81,8 +81,7 @@ class OwnThread:
         if frames.more:
             request = frames.feed(0)
             self._arrived_ns = time.perf_counter_ns()
-            if request is not None:
-                return request
+            return request or self._rest_of_frame()
         while True:
             try:
                 count = connection.sock.recv_into(frames.room)

@@ -138,11 +138,9 @@ class Reactor:
     """Serves the connections given to `add`.
 
     Args:
-        pipeline: The model that answers the requests.
         limits: The number of requests that share a run, and the number of threads that run them.
         switch: Tells whether there are still many connections.
         on_departure: Called in the reactor's thread with each connection that leaves; it must not block.
-        log: The receiver of lines about internal faults.
     """
 
     def __init__(

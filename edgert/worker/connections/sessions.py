@@ -27,12 +27,7 @@ FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
 class Sessions:
     """Opens sessions within the limits of `serving`.
 
-    Args:
-        pipeline: The model that answers the requests.
-        manifest: The manifest of the model's version.
-        digest: The digest of the model's version.
-        serving: The limits of sessions.
-        frame_bytes_max: The largest frame, which a session's memory must fit.
+    The memory of a session must fit a frame of `frame_bytes_max`.
     """
 
     def __init__(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgert.config import ServingConfig
 from edgert.durable import replace_file
 from edgert.engines import ENGINES
+from edgert.typed_json import json_bytes, read_json
 
 FORMAT = 6
 OTHERS_MAX = 0.25  # the share of the processors that other work may take before the figures are doubted
@@ -28,9 +28,7 @@ class Learned:
         reactor_session: Whether requests of the reactor run on a session of their own, with one thread.
         threads_us: The time of one item in µs, by the number of threads.
         run_us: The time of a batch in µs, by its size.
-        took_s: The time of the measurement.
         others: The share of the processors that other work took during the measurement.
-        measured: The number of measurements.
     """
 
     threads: int
@@ -57,13 +55,8 @@ class Learned:
 class Circumstances:
     """The conditions of a measurement, besides the artifact. Under other conditions, it is not valid.
 
-    Attributes:
-        cpus: The number of processors.
-        optimize_for: The configured `optimize_for`: "latency" or "throughput".
-        threads: The configured number of threads; 0 to measure it.
-        instances: The configured number of parallel runs; 0 to measure it.
-        batch_max: The configured batch cap; 0 to measure it.
-        reactor: Whether the reactor may serve the model.
+    `threads`, `instances` and `batch_max` are the configured values; 0 means that the value is measured. `reactor`
+    tells whether the reactor may serve the model.
     """
 
     engine: str
@@ -99,6 +92,12 @@ class Circumstances:
         return (*powers, self.cpus)
 
 
+@dataclass(frozen=True)
+class _Content:
+    circumstances: Circumstances
+    learned: Learned
+
+
 class LearnedFile:
     """The file with the learned settings of one artifact; `folder` is the state's `learned/`."""
 
@@ -107,20 +106,16 @@ class LearnedFile:
 
     def read(self, circumstances: Circumstances) -> Learned | None:
         """Return the settings learned under these conditions; None if they are missing or the file is damaged."""
-        try:
-            value = json.loads(self._path.read_bytes())
-            if value["circumstances"] != asdict(circumstances):
-                return None
-            learned = Learned(**value["learned"])
-        except (OSError, ValueError, KeyError, TypeError):
+        content = read_json(_Content, self._path)
+        if content is None or content.circumstances != circumstances:
             return None
-        whole = (learned.threads, learned.instances, learned.batch_cap)
-        return learned if all(type(n) is int and 1 <= n <= 4096 for n in whole) else None
+        learned = content.learned
+        counts = (learned.threads, learned.instances, learned.batch_cap)
+        return learned if all(1 <= count <= 4096 for count in counts) else None
 
     def write(self, circumstances: Circumstances, learned: Learned) -> None:
-        value = {"circumstances": asdict(circumstances), "learned": asdict(learned)}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(value).encode(), durable=False, shared=True)
+            replace_file(self._path, json_bytes(_Content(circumstances, learned)), durable=False, shared=True)
         except OSError:
             pass  # with a full disk, the next load measures again

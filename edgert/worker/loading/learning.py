@@ -78,16 +78,8 @@ def learn(
 ) -> tuple[list[Session], Learned]:
     """Measure, and return the sessions to serve with.
 
-    Raises the errors of `load` and of the sessions; then no session stays open.
-
-    Args:
-        load: Opens the artifact with a number of threads.
-        first: A session that was loaded with the smallest of `threads_to_try`.
-        sample: The model's inputs of one item.
-        circumstances: The conditions of the measurement.
-        clock: Returns seconds.
-        busy: Returns the processor seconds so far, and the seconds that other processes used.
-        memory_mb: Returns this process's memory in MB.
+    Raises the errors of `load` and of the sessions; then no session stays open. `first` was loaded with the smallest of
+    `threads_to_try`. `busy` returns the processor seconds so far, and the seconds that other processes used.
     """
     all_before_s, others_before_s = busy()
     learner = _Learner(load, first, sample, circumstances, clock, memory_mb)

@@ -47,13 +47,6 @@ class ModelInputs(NamedTuple):
 class AppTensors:
     """Inputs and outputs of a model for apps.
 
-    Args:
-        manifest: The manifest of the model.
-        pre: The preprocessor of the manifest's rule, if there is one.
-        post: The postprocessor of the manifest's rules, if there are any.
-        form: The form of the memory of the model's sessions.
-        padder: The padder of a model with buckets.
-
     Attributes:
         rule_input: The index of the input that `pre` processes.
         sent_inputs: The indices of the inputs in a request with raw input. One text becomes several inputs of the

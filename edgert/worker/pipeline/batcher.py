@@ -92,11 +92,9 @@ class Batcher:
     """Runs requests on engine sessions, several requests in one run.
 
     Args:
-        session: One session of the model.
         cap: The largest number of items in one run; with 1, each request has its own run.
         queue_max: The largest number of waiting requests of each priority.
         clock: Returns seconds; deadlines are times of this clock.
-        sleep: Waits for a number of seconds.
         more_sessions: Sessions like `session`, which run at the same time.
         reactor_sessions: The sessions for requests of the reactor, one for each other session; empty if the reactor
             uses the other sessions.
@@ -154,10 +152,7 @@ class Batcher:
         the engine can start.
 
         Args:
-            inputs: The model's inputs.
-            items: The number of items in `inputs`.
             deadline_s: The time at which the request's time-out passes, on `clock`; None if it has no time-out.
-            high: Whether the request has high priority.
             arrived_ns: The arrival of the request, on time.perf_counter_ns; 0 for the present time.
             in_reactor: Whether the reactor serves the request.
         """

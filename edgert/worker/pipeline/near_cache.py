@@ -43,9 +43,7 @@ Arrays = list[NDArray[Any]]
 class NearLookup(NamedTuple):
     """The result of a lookup. If it is `sampled`, also run the engine, and pass its answer to `compared`.
 
-    Attributes:
-        signature: The signature of the frame.
-        outputs: The answer of the nearest kept frame; None if no kept frame is within the distance.
+    `outputs` is the answer of the nearest kept frame; None if no kept frame is within the distance.
     """
 
     signature: NDArray[np.float32]
@@ -63,12 +61,9 @@ class NearCache:
     """Answers single items of a model whose first input is an image. Every method is thread-safe.
 
     Args:
-        image: The model's first input.
         distance: The largest distance of two frames that get the same answer, as a share of `value_range`, from 0 to 1.
         value_range: The range of the values of `image`.
-        ttl_s: The time after which an answer expires.
         scores: The index of the output with class scores, if there is one.
-        clock: Returns seconds.
     """
 
     def __init__(

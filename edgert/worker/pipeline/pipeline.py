@@ -136,9 +136,6 @@ class Pipeline:
         """Answer one request. Raises EdgeRTError.
 
         Args:
-            inputs: The request's tensors.
-            flags: The flags of the request's frame.
-            arrived_ns: The arrival of the request.
             deadline_s: The time at which the request's time-out passes; None if it has no time-out.
             waited_ns: The time between the arrival and the decoding of the request, a part of its time in the queue.
             in_reactor: Whether the reactor serves the request, on its own engine sessions.

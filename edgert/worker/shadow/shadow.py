@@ -60,8 +60,6 @@ class Shadow:
         share: The share of answers that are compared, among all answers that `offer` receives.
         alarm: The agreement below which the alarm is raised; 0 for no alarm.
         notify: Called with (event, fields) when the alarm is raised and when it is cleared.
-        choose: Returns a random number from 0 to 1.
-        clock: Returns seconds.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ import pytest
 from edgert.cli import edgertd
 from edgert.errors import TransitionRefused
 from edgert.versions.slot_store import SlotStore
-from edgert.versions.slots import BY_COMMAND, Slots
+from edgert.versions.slots import BY_COMMAND
 from tests.support.devices import a_device
 
 pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
@@ -35,7 +35,7 @@ def test_two_rollbacks_at_the_same_time_roll_back_once(monkeypatch: pytest.Monke
             store.mark_good()
         change = SlotStore._roll_back
 
-        def second(self: SlotStore, *args: Any, **options: Any) -> Slots | None:
+        def second(self: SlotStore, *args: Any, **options: Any) -> Any:
             change(store, lambda before: BY_COMMAND, wait=True)  # the other command is just a little faster
             return change(self, *args, **options)
 

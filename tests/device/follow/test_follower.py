@@ -15,6 +15,7 @@ from edgert.config import read_config
 from edgert.follow.follower import ChannelFollower
 from edgert.follow.set_up import open_registry, reporter
 from edgert.protocol.control import ask
+from edgert.telemetry.messages import Topics
 from edgert.telemetry.spool import Spool
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
@@ -189,8 +190,8 @@ def test_the_daemon_retains_an_alarm_of_the_channel_beyond_a_restart(registry: H
 
         def retained() -> object:
             with contextlib.closing(Spool(device.state.spool)) as spool:
-                found = [json.loads(one.payload) for one in spool.retained() if one.topic.endswith("/deploy")]
-            return found[0].get("alarms") if found else None
+                slots = spool.retained(Topics(config.site, config.device).deploy)
+            return None if slots is None else json.loads(slots.payload).get("alarms")
 
         config = read_config(device.state)
         device.start()

@@ -150,6 +150,16 @@ def test_an_end_inside_a_frame_ends_the_connection(serve: Callable[..., Served])
     assert served.ended() is False
 
 
+def test_a_client_that_stops_inside_a_frame_that_arrived_with_another_frame_is_disconnected(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve()
+    served.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.1))  # instead of STALL_S, from now on
+    served.client.sendall(PING + PING[:40])
+    assert read_frame(served.client).kind == wire.PONG
+    assert "stopped inside a frame" in str(served.ended())
+
+
 def test_a_connection_moves_to_the_reactor_when_many_connections_take_turns(serve: Callable[..., Served]) -> None:
     switch = ReactorSwitch()
     served = serve(switch)
