@@ -1,37 +1,64 @@
-"""CUDA for TensorRT, through `cuda-bindings`: memory, copies and one stream on GPU 0.
+"""The part of CUDA that TensorRT needs: memory, copies and one stream on GPU 0.
 
-This module has not run on a GPU yet.
+The first choice is `cuda-bindings`, because it has wheels for x86-64 and aarch64. The second choice is `pycuda`, which
+the device must compile. Only `open_cuda` imports these packages. This module has not run on a GPU yet.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from edgert.errors import EngineFailed, EngineMissing
 
 
-class Cuda:
-    """One stream on GPU 0. A copy only joins the stream's queue; `synchronize` waits for the queue.
-
-    All threads of the process share one context of the GPU. Raises EngineMissing without `cuda-bindings`, EngineFailed
-    without a GPU.
+class Cuda(Protocol):
+    """One stream on one GPU. A copy only joins the stream's queue; `synchronize` waits for the queue.
 
     Attributes:
         stream: The stream's handle for TensorRT.
         compute_capability: The GPU's version as text, for example "8.7".
     """
 
-    def __init__(self) -> None:
-        try:
-            from cuda.bindings import runtime
-        except ImportError as error:
-            raise EngineMissing(
-                f"TensorRT needs cuda-bindings, which cannot be imported here ({error}); install it with: "
-                "pip install 'edgert[tensorrt]'"
-            ) from error
+    stream: int
+    compute_capability: str
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of new memory on the GPU, which `close` frees."""
+        ...
+
+    def copy_in(self, address: int, array: NDArray[Any]) -> None: ...
+
+    def copy_out(self, array: NDArray[Any], address: int) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_cuda() -> Cuda:
+    """Open GPU 0 with the first installed binding. Raises EngineMissing, or EngineFailed without a GPU."""
+    try:
+        return BindingsCuda(_cuda_runtime())
+    except ImportError as error:
+        reason = f"cuda-bindings: {error}"
+    try:
+        import pycuda.driver
+    except ImportError as error:
+        raise EngineMissing(
+            f"TensorRT needs a CUDA binding, and none can be imported here ({reason}; pycuda: {error}); install "
+            "cuda-bindings with: pip install 'edgert[tensorrt]', or compile pycuda with: pip install 'edgert[pycuda]'"
+        ) from error
+    return PycudaCuda(pycuda.driver)
+
+
+class BindingsCuda:
+    """`cuda-bindings`: the CUDA runtime API. All threads of the process share one context of GPU 0."""
+
+    def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self._cleanup = ExitStack()
         attribute = runtime.cudaDeviceAttr
@@ -43,7 +70,6 @@ class Cuda:
         self.stream = int(stream)
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the address of new memory on the GPU, which `close` frees."""
         address = self._call(self._runtime.cudaMalloc, size_bytes)
         self._cleanup.callback(self._runtime.cudaFree, address)
         return int(address)
@@ -69,3 +95,67 @@ class Cuda:
             reason = getattr(status, "name", status)
             raise EngineFailed(f"CUDA's {function.__name__} failed: {reason}; check that the GPU and its driver work")
         return values[0] if values else None
+
+
+class PycudaCuda:
+    """`pycuda`: the driver API.
+
+    A context belongs to one thread at a time, so each call makes the context current in its own thread.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        try:
+            driver.init()
+            device = driver.Device(0)
+            major, minor = device.compute_capability()
+            self._context = device.retain_primary_context()
+            with _current(self._context):
+                self._stream = driver.Stream()
+        except driver.Error as error:
+            raise EngineFailed(f"CUDA cannot be started: {error}; check that the GPU and its driver work") from error
+        self.compute_capability = f"{major}.{minor}"
+        self.stream = int(self._stream.handle)
+        self._memory: list[Any] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        memory = self._call(self._driver.mem_alloc, size_bytes)
+        self._memory.append(memory)
+        return int(memory)
+
+    def copy_in(self, address: int, array: NDArray[Any]) -> None:
+        self._call(self._driver.memcpy_htod_async, address, array, self._stream)
+
+    def copy_out(self, array: NDArray[Any], address: int) -> None:
+        self._call(self._driver.memcpy_dtoh_async, array, address, self._stream)
+
+    def synchronize(self) -> None:
+        self._call(self._stream.synchronize)
+
+    def close(self) -> None:
+        for memory in self._memory:
+            self._call(memory.free)
+        self._memory.clear()
+
+    def _call(self, function: Any, *args: Any) -> Any:
+        try:
+            with _current(self._context):
+                return function(*args)
+        except self._driver.Error as error:
+            raise EngineFailed(f"CUDA failed: {error}; check that the GPU and its driver work") from error
+
+
+@contextmanager
+def _current(context: Any) -> Iterator[None]:
+    """Make a pycuda context current in the calling thread during the block."""
+    context.push()
+    try:
+        yield
+    finally:
+        context.pop()
+
+
+def _cuda_runtime() -> Any:
+    from cuda.bindings import runtime
+
+    return runtime

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgert.bundle.buckets import Buckets
 from edgert.durable import replace_file, storing
 from edgert.engines import Engine, EngineOptions, LocalArtifact, Session
-from edgert.engines.cuda import Cuda
+from edgert.engines.cuda import Cuda, open_cuda
 from edgert.engines.padding import in_pieces
 from edgert.errors import EngineFailed, EngineMissing
 from edgert.printable import file_error
@@ -38,7 +38,7 @@ class TensorRTEngine(Engine):
 
     def prepare(self, artifact: LocalArtifact, options: EngineOptions, progress: Progress) -> None:
         """Build the plan for this GPU into `options.cache_dir`, if it is missing."""
-        tensorrt, cuda = _sdk(), Cuda()
+        tensorrt, cuda = _sdk(), open_cuda()
         try:
             plan_file = _plan_file(tensorrt, cuda, artifact, options)
             if plan_file is not None and not plan_file.is_file():
@@ -47,7 +47,7 @@ class TensorRTEngine(Engine):
             cuda.close()
 
     def load(self, artifact: LocalArtifact, options: EngineOptions) -> TensorRTSession:
-        tensorrt, cuda = _sdk(), Cuda()
+        tensorrt, cuda = _sdk(), open_cuda()
         try:
             log = _log(tensorrt)
             runtime = tensorrt.Runtime(log)

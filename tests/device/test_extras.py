@@ -29,7 +29,7 @@ from tests.support.paths import ROOT
 # The packages that `pip install edgert` alone installs.
 BASE = {"click", "cryptography", "numpy", "paho", "PIL", "tomli", "xxhash", "zstandard"}
 # The modules that import these packages have error messages of their own.
-OWN_MESSAGES = {"cuda", "keras", "tensorrt", "tensorrt_rtx_bindings"}
+OWN_MESSAGES = {"cuda", "keras", "pycuda", "tensorrt", "tensorrt_rtx_bindings"}
 
 GROUPS = {"bundle": BUNDLE_COMMANDS, "channel": CHANNEL_COMMANDS, "device": DEVICE_COMMANDS}
 HOST_COMMANDS = [[name] for name in COMMANDS] + [[group, name] for group, names in GROUPS.items() for name in names]

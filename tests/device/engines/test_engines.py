@@ -236,7 +236,7 @@ for name in ENGINES:
 
 
 def test_a_missing_sdk_is_one_clear_error_that_names_what_to_install() -> None:
-    blocked = [*(package for kind in ENGINES.values() for package in kind.packages), "cuda"]
+    blocked = [*(package for kind in ENGINES.values() for package in kind.packages), "cuda", "pycuda"]
     program = WITHOUT_SDKS.format(blocked=blocked, path=sys.path)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
