@@ -48,9 +48,9 @@ def start(state: StateDir, as_json: bool) -> None:
             )
         _, running = start_daemon(state)
     elif has_lost_its_monitor(running.pid):
-        progress(
-            "the daemon's monitor was killed, so nothing restarts the daemon after a crash: run edgertd stop, then edgertd start"
-        )
+        with _open_log(state) as log:
+            _start_monitor(state, log, "--adopt", str(running.pid))
+        progress("the monitor that restarts the daemon was killed; a new monitor has adopted the daemon")
     socket = os.fspath(state.socket(config.socket))
     text = f"edgertd runs (pid {running.pid}) and listens on {socket}"
     emit({"pid": running.pid, "socket": socket}, text, as_json)
@@ -85,9 +85,9 @@ def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, Daemo
     raise DeviceError(f"the daemon did not start; the end of {log.name}:\n  " + "\n  ".join(lines))
 
 
-def _start_monitor(state: StateDir, log: BinaryIO) -> subprocess.Popen[bytes]:
+def _start_monitor(state: StateDir, log: BinaryIO, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "edgert.daemon.monitor", "--state", os.fspath(state.root)],
+        [sys.executable, "-m", "edgert.daemon.monitor", "--state", os.fspath(state.root), *options],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -2,7 +2,8 @@
 
 `edgertd start` starts the monitor. The monitor ends when the daemon ends normally (exit code 0), on SIGTERM and SIGINT,
 when the state folder was removed, or when the daemon of another monitor runs. SIGCONT ends its pause before the next
-start. If a monitor was killed, its daemon continues, and `edgertd start` warns that nothing restarts the daemon.
+start. If a monitor was killed, the next `edgertd start` starts a new monitor that adopts the daemon. The exit code of
+an adopted daemon is unknown. The monitor assumes a normal end if the daemon removed its control socket.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000
 LOG_CHECK_S = 60.0
 VARIABLE = "EDGERT_MONITOR"  # the monitor's process id, in its daemon's environment
+ADOPTED_S = 1.0  # the pause between two checks of an adopted daemon
 
 
 def main() -> int:
     """Entry of `python -m edgert.daemon.monitor --state DIR`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", required=True)
-    return Monitor(parser.parse_args().state).keep_running()
+    parser.add_argument("--adopt", type=int, metavar="PID", help="the process id of a daemon whose monitor was killed")
+    arguments = parser.parse_args()
+    return Monitor(arguments.state).keep_running(arguments.adopt)
 
 
 class Monitor:
@@ -45,17 +49,21 @@ class Monitor:
         self._ending = False
         self._awake = queue.SimpleQueue[None]()
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._adopted: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
         signal.signal(signal.SIGCONT, lambda *_: self._awake.put(None))
         signal.signal(signal.SIGALRM, lambda *_: shorten_log())
         signal.setitimer(signal.ITIMER_REAL, LOG_CHECK_S, LOG_CHECK_S)
 
-    def keep_running(self) -> int:
+    def keep_running(self, adopted: int | None = None) -> int:
         """Start the daemon again and again, until a run ends normally or the first run fails at once.
 
-        Return the exit code of the last run.
+        If `adopted`, the process id of a running daemon, is given, wait for the end of this daemon first. Return the
+        exit code of the last run.
         """
+        if adopted is not None and self._adopted_ended_normally(adopted):
+            return 0
         command = [sys.executable, "-m", "edgert.cli", "--state", self._state, "serve"]
         first_s = time.monotonic()
         first = True
@@ -93,9 +101,19 @@ class Monitor:
             self._daemon.terminate()
         return self._daemon.wait()
 
+    def _adopted_ended_normally(self, daemon: int) -> bool:
+        """Wait for the end of a daemon that another monitor started; return whether the daemon ended normally."""
+        self._adopted = daemon
+        while _was_monitored(daemon):
+            time.sleep(ADOPTED_S)
+        self._adopted = None
+        from edgert.state_dir import StateDir  # rarely needed, and half as large as all other imports of the monitor
+
+        return self._ending or not StateDir(Path(self._state)).control_socket.exists()
+
     def _other_daemon_runs(self) -> bool:
         """Return whether another process has locked the pid file. It has its own monitor or service manager."""
-        from edgert.durable import is_locked  # rarely needed, and half as large as all other imports of the monitor
+        from edgert.durable import is_locked  # rarely needed, like StateDir
         from edgert.state_dir import StateDir
 
         with contextlib.suppress(OSError):
@@ -107,12 +125,16 @@ class Monitor:
         self._awake.put(None)
         if self._daemon is not None:
             self._daemon.terminate()
+        elif self._adopted is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._adopted, signal.SIGTERM)
 
 
 def monitor_of(state: Path) -> int | None:
     """Return the process id of the monitor of a state folder; None if no monitor runs."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if os.fsencode(state) in (words := _words(path)) and _of_a_monitor(words):
+        words = _words(path)
+        if os.fsencode(state) in words and any(b"edgert.daemon.monitor" in word for word in words):
             return int(path.parent.name)
     return None
 
@@ -124,14 +146,23 @@ def signal_monitor(monitor: int, number: signal.Signals) -> None:
 
 
 def has_lost_its_monitor(daemon: int) -> bool:
-    """Return whether a monitor started `daemon`, a process id, and has ended since."""
-    variables = dict(word.partition(b"=")[::2] for word in _words(Path(f"/proc/{daemon}/environ")))
-    monitor = variables.get(VARIABLE.encode(), b"").decode()
-    return monitor.isdecimal() and not _of_a_monitor(_words(Path(f"/proc/{monitor}/cmdline")))
+    """Return whether the monitor of `daemon`, a process id, has ended and no other monitor adopted it."""
+    if not _was_monitored(daemon):
+        return False
+    try:
+        parent = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return False
+    words = _words(Path(f"/proc/{parent}/cmdline"))
+    if not words or any(b"edgert.daemon.monitor" in word for word in words):
+        return False
+    adopts = [b"--adopt", str(daemon).encode()]
+    return not any(adopts == _words(path)[-3:-1] for path in Path("/proc").glob("[0-9]*/cmdline"))
 
 
-def _of_a_monitor(command: list[bytes]) -> bool:
-    return any(b"edgert.daemon.monitor" in word for word in command)
+def _was_monitored(daemon: int) -> bool:
+    """Return whether the process `daemon` runs, and a monitor started it."""
+    return any(word.startswith(f"{VARIABLE}=".encode()) for word in _words(Path(f"/proc/{daemon}/environ")))
 
 
 def _words(path: Path) -> list[bytes]:

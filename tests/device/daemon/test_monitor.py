@@ -108,18 +108,60 @@ def test_a_monitor_ends_if_the_daemon_of_another_monitor_runs(device: Device, mo
     assert monitor.poll() is None
 
 
-def test_the_command_start_warns_if_the_monitor_of_a_running_daemon_was_killed(
+def test_a_daemon_whose_monitor_was_killed_is_adopted_by_the_next_start(
     device: Device, monitor: subprocess.Popen[bytes]
 ) -> None:
-    started, pid = device.run("start"), pid_of(device)
-    assert not has_lost_its_monitor(pid)
+    started = device.run("start")
     monitor.kill()
     monitor.wait()
+    pid = started["pid"]
     assert has_lost_its_monitor(pid)
-    assert device.run("start") == started
-    assert device.run("stop") == {"stopped": True, "pid": pid}
-    assert not has_lost_its_monitor(device.run("start")["pid"])
+    assert device.run("start") == device.run("start") == started
+    assert not has_lost_its_monitor(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: device.daemon_pid() not in (None, pid), "a daemon runs again")
+    assert not has_lost_its_monitor(device.run("stop")["pid"])
+    assert device.daemon_pid() is None
+
+
+def test_an_adopted_daemon_that_ends_normally_is_not_started_again(
+    device: Device, monitor: subprocess.Popen[bytes]
+) -> None:
+    monitor.kill()
+    monitor.wait()
+    pid = pid_of(device)
+    adopting = subprocess.Popen(
+        [sys.executable, "-m", "edgert.daemon.monitor", "--state", device.state.root, "--adopt", str(pid)]
+    )
     device.run("stop")
+    assert adopting.wait(WAIT_S_MAX) == 0
+    assert device.daemon_pid() is None
+
+
+def test_a_monitor_that_is_told_to_end_also_ends_an_adopted_daemon(
+    device: Device, monitor: subprocess.Popen[bytes]
+) -> None:
+    monitor.kill()
+    monitor.wait()
+    pid = device.run("start")["pid"]
+    (adopting,) = (path for path in Path("/proc").glob("[0-9]*") if is_adopting(path, pid))
+    wait_until(lambda: catches(adopting, signal.SIGTERM), "the monitor has begun")
+    os.kill(int(adopting.name), signal.SIGTERM)
+    wait_until(lambda: device.daemon_pid() is None, "the daemon has ended")
+    wait_until(lambda: not is_adopting(adopting, pid), "the monitor has ended")
+
+
+def is_adopting(process: Path, daemon: int) -> bool:
+    try:
+        return f"--adopt\0{daemon}\0".encode() in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def catches(process: Path, number: signal.Signals) -> bool:
+    """Return whether the process has a handler for the signal."""
+    (line,) = (line for line in (process / "status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_a_monitor_that_is_told_to_end_during_its_pause_ends(device: Device, monitor: subprocess.Popen[bytes]) -> None:
