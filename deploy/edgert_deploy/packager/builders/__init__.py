@@ -105,7 +105,7 @@ class Artifact:
 
     @classmethod
     def from_json(cls, value: dict[str, Any], folder: Path) -> Artifact:
-        """Return the artifact whose files are in `folder`. Raises KeyError or TypeError for other JSON."""
+        """Return the artifact whose files are in `folder`."""
         values = {key: tuple(entry) if isinstance(entry, list) else entry for key, entry in value.items()}
         companions = tuple(folder / name for name in values["companions"])
         return cls(**{**values, "path": folder / value["path"], "companions": companions})
