@@ -26,7 +26,7 @@ Arrays = dict[str, NDArray[Any]]
 
 PROMISED_GROUPS = {
     "Convolution and matrices": "Conv ConvTranspose Einsum Gemm MatMul",
-    "Pooling": "AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool",
+    "Pooling": "AveragePool GlobalAveragePool GlobalMaxPool MaxPool",
     "Arithmetic": "Abs Add Ceil Cos Div Exp Floor Log Max Mean Min Mod Mul Neg Pow Reciprocal Round Sign Sin Sqrt Sub Sum",
     "Comparison and logic": "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Where Xor",
     "Activation": "Celu Clip Elu Erf Gelu HardSigmoid HardSwish LeakyRelu LogSoftmax Mish PRelu Relu Selu Sigmoid Softmax "
@@ -56,7 +56,7 @@ CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
     "Expand": (1,),
     "GRU": (1, 2, 3, 4),
     "InstanceNormalization": (1, 2),
-    "LSTM": (1, 2, 3, 4, 7),
+    "LSTM": (1, 2, 3, 4),
     "RNN": (1, 2, 3, 4),
     "OneHot": (1, 2),
     "PRelu": (1,),
@@ -172,6 +172,7 @@ OUTSIDE = (
     Outside("training mode", _trains),
     Outside("the mask of Dropout", _has_output("Dropout", 1)),
     Outside("the indices of MaxPool", _has_output("MaxPool", 1)),
+    Outside("the peepholes of an LSTM", lambda test: any(len(node.input) > 7 for node in _nodes(test, "LSTM"))),
     Outside("ONNX Runtime does not support it", _is_refused_by_onnx_runtime),
     # ONNX Runtime 1.32 has no kernel for it: it writes the operator out, and casts to float64 on the way.
     Outside("ReduceLogSumExp of opset 28", lambda test: _opset(test) >= 28 and bool(_nodes(test, "ReduceLogSumExp"))),

@@ -15,7 +15,7 @@ from pathlib import Path
 from edgert.bundle.bundle_file import write_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed, ConfigInvalid, EdgeRTError, EngineMissing, OperatorUnsupported
-from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.build_warnings import build_warnings
 from edgert_deploy.packager.builders import check_source, first_engine
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
@@ -74,7 +74,7 @@ def build_bundle(
     targets = target_requests(request)
     _check_targets(request, targets)
     with work_folder(_space_needed(request, targets)) as work:
-        cache = request.cache or BuildCache(work / "cache")
+        cache = request.cache or FileCache(work / "cache")
         evaluation = evaluate_source(request)
         warnings = build_warnings(request, targets, evaluation)
         request = replace(request, classify=evaluation.reference.classify, ctc=evaluation.reference.ctc)

@@ -14,9 +14,9 @@ from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.names import NAME, NAME_RULE
 from edgert.printable import counted
 from edgert.processing.preprocessors import InputRule
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
-from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import BUILDERS, Precision, builder_for, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_classical, is_float_only
@@ -104,7 +104,7 @@ class BuildRequest(BuildSettings):
     expires: str = ""
     signed_at: str = ""
     measure: Measurer | None = None
-    cache: BuildCache | None = None
+    cache: FileCache | None = None
 
     @property
     def limits(self) -> Limits:

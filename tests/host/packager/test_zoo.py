@@ -19,7 +19,7 @@ from bench.zoo.__main__ import main
 from bench.zoo.runners import RUNS, answers, samples_of
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
-from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -65,7 +65,7 @@ def packed(
         CalibrationSet({own: holdout}, None),
         (replace(profile("box", ENGINES[0], then=ENGINES[1:]), machines=("no-such-machine",)),),  # nothing is timed
         "zoo",
-        cache=BuildCache(folder / "cache"),
+        cache=FileCache(folder / "cache"),
         **options,
     )
     result = pack(request, key, folder / "zoo.edgert")

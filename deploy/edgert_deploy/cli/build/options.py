@@ -15,14 +15,13 @@ from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE_NAME, FilePath, NewBundlePath, ProfileName
-from edgert_deploy.common.folders import cache_folder
+from edgert_deploy.common.file_cache import default_cache
 from edgert_deploy.common.keys import signing_key
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.request import BUDGET, BuildSettings
 from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
-from edgert_deploy.packager.sources.formats.kept_conversions import KeptConversions
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
 
 FILE = FilePath(path_type=Path)
@@ -58,8 +57,8 @@ class BuildOptions(BuildSettings):
         """Return the settings that turn the model into ONNX with fixed lengths. Raises ConfigInvalid."""
         python = self.convert_with or sys.executable
         buckets = read_buckets(self.buckets, self.pads)
-        kept = None if self.no_cache else KeptConversions(cache_folder() / "converted")
-        return Conversion(python, read_inputs(self.inputs), buckets, kept, partial(say, ""))
+        cache = None if self.no_cache else default_cache()
+        return Conversion(python, read_inputs(self.inputs), buckets, cache, partial(say, ""))
 
     def check(self) -> None:
         """Refuse a build without samples or targets. The model file may name them, so click cannot refuse it."""

@@ -14,10 +14,10 @@ from edgert.errors import ConfigInvalid
 from edgert.processing.preprocessors import InputRule
 from edgert.toml_file import about
 from edgert_deploy.cli.build.options import BuildOptions
+from edgert_deploy.common.file_cache import default_cache
 from edgert_deploy.common.quantities import expiry_from
 from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SAMPLES_MIN
-from edgert_deploy.packager.build_cache import default_cache
 from edgert_deploy.packager.builders.folded_preprocessing import folded
 from edgert_deploy.packager.candidates.measure import Measurer, measurer_on
 from edgert_deploy.packager.new_model_file import name_from

@@ -8,6 +8,7 @@ stays a plain sequence, and it times artifacts on a quiet machine.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import tempfile
@@ -20,9 +21,10 @@ from typing import Any
 from edgert.errors import BuildFailed, EdgeRTError
 from edgert.machine import mem_available_bytes
 from edgert.typed_json import from_json, to_json
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.accuracy.activation_ranges import Activation, activations
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity
-from edgert_deploy.packager.build_cache import BuildCache, cache_key
+from edgert_deploy.packager.build_cache import cache_key
 from edgert_deploy.packager.builders import Artifact, BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared
@@ -39,12 +41,13 @@ COPIES_OF_SOURCE = 14
 COPIES_OF_SAMPLES = 3
 KILL_PAUSE_S = 0.1  # the pause between two attempts to end the busy children of cancelled builds
 MEMORY_SHARE = 0.8
+ARTIFACT = "artifact.json"  # the description of an artifact, beside its files
 
 
 class BuildProcesses:
     """Builds artifacts of one source with one set of samples. Children read both from a file in `folder`."""
 
-    def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet, cache: BuildCache) -> None:
+    def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet, cache: FileCache) -> None:
         self._inputs = folder / "inputs"
         self._source = source
         self._calibration = calibration
@@ -54,9 +57,10 @@ class BuildProcesses:
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
         """Return the artifact from the cache, or build it in a child. Raises BuildFailed, also after a crash."""
         key = cache_key(spec, self._source, self._calibration)
-        if (cached := self._cache.get(key, out_dir)) is not None:
+        described = out_dir / ARTIFACT
+        if self._cache.get(key, out_dir):
             progress(f"{spec.engine}: unchanged, taken from the build cache")
-            return cached
+            return Artifact.from_json(json.loads(described.read_bytes()), out_dir)
         steps = [f"{spec.engine}: starting"]
 
         def noted(line: str) -> None:
@@ -69,8 +73,12 @@ class BuildProcesses:
         except sandbox.ChildFailed as error:
             raise BuildFailed(_complaint(error, spec, self._source.path.name, steps[-1])) from error
         artifact = Artifact.from_json(answer, out_dir)
-        self._cache.put(key, artifact)
+        described.write_text(json.dumps(answer))
+        self._cache.put(key, [described, artifact.path, *artifact.companions])
         return artifact
+
+    def is_cached(self, spec: BuildSpec) -> bool:
+        return self._cache.has(cache_key(spec, self._source, self._calibration))
 
     def activations(self, progress: Progress) -> tuple[Activation, ...]:
         """Return the ranges of the layers' answers. Return none if the model is not ONNX, or after a crash.
@@ -128,8 +136,7 @@ class BuildProcesses:
             processes: The number of parallel builds. With 0, as many builds run as fit. With 1, this function builds
                 nothing, because the build flow builds the artifacts.
         """
-        missing = {cache_key(spec, self._source, self._calibration): spec for spec in specs}
-        missing = {key: spec for key, spec in missing.items() if not self._cache.has(key)}
+        missing = {cache_key(spec, self._source, self._calibration): spec for spec in specs if not self.is_cached(spec)}
         if not processes:
             small = self._source.size_bytes < SOURCE_BYTES_MIN
             processes = 1 if small else _processes(self._source, self._calibration)

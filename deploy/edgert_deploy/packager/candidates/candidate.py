@@ -12,10 +12,10 @@ from pathlib import Path
 
 from edgert.errors import BuildFailed, EdgeRTError, EngineFailed
 from edgert.printable import counted
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, judge
 from edgert_deploy.packager.accuracy.artifact_runs import judged_outputs
 from edgert_deploy.packager.accuracy.reference import Outputs
-from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, BuildSpec
 from edgert_deploy.packager.candidates.build_processes import BuildProcesses
 from edgert_deploy.packager.candidates.evaluation import Evaluation
@@ -79,7 +79,7 @@ class Candidate:
 class CandidateBuilder:
     """Builds and judges each BuildSpec once for all targets. Each build has its own folder under `work`."""
 
-    def __init__(self, evaluation: Evaluation, cache: BuildCache, work: Path, progress: Progress) -> None:
+    def __init__(self, evaluation: Evaluation, cache: FileCache, work: Path, progress: Progress) -> None:
         self.evaluation = evaluation
         self.cache = cache
         self.progress = progress

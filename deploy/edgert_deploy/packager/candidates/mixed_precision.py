@@ -1,19 +1,16 @@
 """The search for mixed precision: if plain INT8 loses too much, the most harmful layers stay in float.
 
 docs/accuracy.md describes the search. The search ends at the latest when its budget is spent. The budget counts builds,
-so the result does not depend on the speed of the machine. Each measurement is saved at once. If the same build runs
-again, its search continues from the saved measurements.
+so the result does not depend on the speed of the machine. Each measurement is saved at once, and artifacts in the build
+cache take nothing from the budget. So if the same build runs again, its search continues.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
@@ -21,15 +18,12 @@ from edgert.printable import counted
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.accuracy.sensitivity import Harm, worst_first
-from edgert_deploy.packager.build_cache import arrays_digest, cache_key
+from edgert_deploy.packager.build_cache import cache_key
 from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.search_progress import SearchProgress, attempts_max, next_count
-from edgert_deploy.packager.user_function import is_function
-
-FORMAT = 3
 
 
 @dataclass
@@ -134,14 +128,14 @@ def search_float_layers(
     search = _LayerSearch(builder, plain.spec, budget, share_min)
     harms = search.measured(builder.processes.layers())
     found, spent = search.fewest(worst_first(harms))
-    return Search(plain, found, harms, tuple(search.saved.attempts), spent)
+    return Search(plain, found, harms, tuple(search.attempts), spent)
 
 
 class _LayerSearch:
     """A search in one engine: the measurements first, then the builds. `spec` has no layers in float."""
 
     def __init__(self, builder: CandidateBuilder, spec: BuildSpec, budget: Budget, share_min: float) -> None:
-        self.saved = _Saved(builder, spec)
+        self.attempts: list[Attempt] = []
         self._builder = builder
         self._spec = spec
         self._budget = budget
@@ -151,18 +145,19 @@ class _LayerSearch:
 
     def measured(self, layers: Sequence[Layer]) -> tuple[Harm, ...]:
         """Measure the harm of each layer."""
-        missing = [layer for layer in layers if layer.name not in self.saved.harms]
+        recipe = _recipe(self._builder, self._spec)
+        saved = _SavedHarms(self._builder, self._spec, recipe)
+        missing = [layer for layer in layers if layer.name not in saved.harms]
         if missing:
             self._builder.progress(
                 f"{self._name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}, to leave the worst in float "
                 "(--budget 0 skips this search; after Ctrl-C, the next build continues it)"
             )
-        recipe = _recipe(self._builder, self._spec)
         self._progress.begin()
         for number, layer in enumerate(missing, start=1):
-            self.saved.add_harm(self._builder.processes.harm(layer, recipe))
+            saved.add(self._builder.processes.harm(layer, recipe))
             self._progress.measured(number, len(missing))
-        return tuple(Harm(layer, self.saved.harms[layer.name]) for layer in layers)
+        return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)
 
     def fewest(self, worst: Sequence[Layer]) -> tuple[Candidate | None, bool]:
         """Return the passing candidate with the fewest layers in float, and whether the budget ran out.
@@ -177,14 +172,15 @@ class _LayerSearch:
             if not passes and fails == most:
                 return None, False
             count = next_count(fails, passes, most)
-            attempt = next((known for known in self.saved.attempts if known.count == count), None)
-            if attempt is None:
+            spec = self._with_float(worst[:count])
+            left_max = attempts_max(fails, passes, most)
+            if not self._builder.processes.is_cached(spec):
                 if self._budget.spent:
                     break
-                left_max = min(attempts_max(fails, passes, most), self._budget.builds)
+                left_max = min(left_max, self._budget.builds)
                 self._budget.spend_one()
-                attempt = self._attempt(worst[:count], left_max)
-                self.saved.add_attempt(attempt)
+            attempt = self._attempt(spec, left_max)
+            self.attempts.append(attempt)
             if attempt.passed:
                 passes = count
             elif attempt.share is not None and attempt.share < self._share_min:
@@ -194,13 +190,12 @@ class _LayerSearch:
         spent = most > 0 and passes != fails + 1
         return (self._builder.build(self._with_float(worst[:passes])) if passes else None), spent
 
-    def _attempt(self, layers: Sequence[Layer], left_max: int) -> Attempt:
-        count = len(layers)
-        names = ", ".join(layer.name for layer in layers[:5]) + (", ..." if count > 5 else "")
-        engine = self._spec.engine
-        self._progress.candidate(f"{engine} INT8 with {counted(count, 'layer')} in float ({names})", left_max)
+    def _attempt(self, spec: BuildSpec, left_max: int) -> Attempt:
+        count = len(spec.float_layers)
+        names = ", ".join(layer.name for layer in spec.float_layers[:5]) + (", ..." if count > 5 else "")
+        self._progress.candidate(f"{spec.engine} INT8 with {counted(count, 'layer')} in float ({names})", left_max)
         try:
-            built = self._builder.build(self._with_float(layers))
+            built = self._builder.build(spec)
         except (BuildFailed, EngineFailed) as error:
             self._builder.progress(f"{self._name}: {error.message}")
             return Attempt(count, passed=False, drop=None)
@@ -217,46 +212,19 @@ def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
     return replace(recipe, ops=HEAVY_OPS) if spec.recipe in HEAVY_RECIPES else recipe
 
 
-class _Saved:
-    """The measurements, in files beside the build cache. If a file is unusable, they are measured again."""
+class _SavedHarms:
+    """The harms of layers, in a file beside the build cache. If the file is unusable, they are measured again."""
 
-    def __init__(self, builder: CandidateBuilder, spec: BuildSpec) -> None:
+    def __init__(self, builder: CandidateBuilder, spec: BuildSpec, recipe: Recipe) -> None:
         evaluation = builder.evaluation
-        made_of = cache_key(spec, evaluation.source, evaluation.calibration, _recipe(builder, spec))
-        own = cache_key(spec, evaluation.source, evaluation.calibration)
-        reference, metric = evaluation.reference, evaluation.metric.name
-        holdout = reference.holdout
-        truth = {"labels": holdout.labels, "slice": holdout.slices, "boxes": holdout.boxes}
-        truth["lengths"] = holdout.lengths
-        samples = [arrays_digest(holdout.inputs), arrays_digest(truth)]
-        judged_by = [*samples, repr(evaluation.limits), metric, repr(reference.detect)]
-        judged = hashlib.sha256(json.dumps([FORMAT, own, made_of, *judged_by]).encode()).hexdigest()
-        folder = builder.cache.folder.with_name("search")
-        self._harms_file = folder / f"{made_of}.harms.json"
-        self._attempts_file = folder / f"{judged}.attempts.json"
-        self.harms = {str(k): float(v) for k, v in _read(self._harms_file).items()}
-        # The user's own metric may have changed since the attempts were saved.
-        kept = [] if is_function(metric) else _read(self._attempts_file).get("attempts", [])
-        self.attempts = [Attempt(**entry) for entry in kept]
+        key = cache_key(spec, evaluation.source, evaluation.calibration, recipe)
+        self._file = builder.cache.folder.with_name("search") / f"{key}.harms.json"
+        self.harms: dict[str, float] = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+            self.harms = {str(k): float(v) for k, v in json.loads(self._file.read_bytes()).items()}
 
-    def add_harm(self, harm: Harm) -> None:
+    def add(self, harm: Harm) -> None:
         self.harms[harm.layer.name] = round(harm.sqnr_db, 4) if harm.sqnr_db < SQNR_DB_MAX else SQNR_DB_MAX
-        _write(self._harms_file, self.harms)
-
-    def add_attempt(self, attempt: Attempt) -> None:
-        self.attempts.append(attempt)
-        _write(self._attempts_file, {"attempts": [asdict(each) for each in self.attempts]})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-        return value if isinstance(value, dict) else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        replace_file(path, json.dumps(value).encode(), durable=False, shared=True)
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replace_file(self._file, json.dumps(self.harms).encode(), durable=False, shared=True)

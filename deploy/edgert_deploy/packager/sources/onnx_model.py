@@ -38,7 +38,6 @@ from edgert_deploy.packager.sources.onnx_graph.branches import (
 )
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.onnx_graph.classical import is_classical, unwrap_maps
-from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
 from edgert_deploy.packager.sources.onnx_graph.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
@@ -51,10 +50,10 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     rewrite_misread_dfts,
     wanted_opsets,
 )
+from edgert_deploy.packager.sources.onnx_graph.qat import is_dynamic
 from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double, narrow_double, widen_half
 from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms, state_one_sided
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
-from edgert_deploy.packager.sources.onnx_graph.whole_lookups import reshape_whole_lookups
 from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
@@ -160,7 +159,6 @@ def _rewrite(
     remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
-    changed |= reshape_whole_lookups(proto)
     remarks += tuple(f"output {name!r} is always empty: it is left out" for name in drop_empty_outputs(proto))
     unread = drop_unread_inputs(proto)
     remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)

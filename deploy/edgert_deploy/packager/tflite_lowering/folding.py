@@ -17,7 +17,6 @@ from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes
 from edgert_deploy.packager.sources.onnx_graph.branches import optimized
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS, opset_of
-from edgert_deploy.packager.tflite_lowering.pool_shapes import infer_shapes
 
 # ONNX Runtime refuses newer file formats. The lowering supports none of their additions (types of 4 and 2 bits,
 # annotations for several devices).
@@ -47,7 +46,7 @@ def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx
         raise BuildFailed(
             f"ONNX Runtime could not fold the model for TFLite: {error}; check that the model runs in ONNX Runtime"
         ) from error
-    return infer_shapes(result)
+    return shape_inference.infer_shapes(result, data_prop=True)
 
 
 def _refuse_foreign(model: onnx.ModelProto) -> None:

@@ -20,9 +20,10 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import BuildFailed, OperatorUnsupported
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.activation_ranges import activations
-from edgert_deploy.packager.build_cache import BuildCache, cache_key
+from edgert_deploy.packager.build_cache import cache_key
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.build_processes import BuildProcesses, free_memory_bytes
 from edgert_deploy.packager.processes.work_folder import work_folder
@@ -38,13 +39,13 @@ SPECS = [
 
 
 def processes(folder: Path, source: Any, calibration: Any) -> BuildProcesses:
-    return BuildProcesses(folder, source, calibration, BuildCache(folder / "cache"))
+    return BuildProcesses(folder, source, calibration, FileCache(folder / "cache"))
 
 
 def test_two_simultaneous_builds_are_in_the_cache_afterwards(
     digits_source: Any, digits_calibration: Any, tmp_path: Path
 ) -> None:
-    cache, lines = BuildCache(tmp_path / "cache"), list[str]()
+    cache, lines = FileCache(tmp_path / "cache"), list[str]()
     builds = BuildProcesses(tmp_path, digits_source, digits_calibration, cache)
     builds.prebuild(SPECS, lines.append, processes=2)
     for spec in SPECS:

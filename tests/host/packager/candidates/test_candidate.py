@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.build_cache import BuildCache
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
@@ -39,7 +39,7 @@ def test_a_build_that_failed_for_one_target_fails_again_for_the_next(tmp_path: P
     source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": models.random(16, 4)}, None)
     request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True)
-    builder = CandidateBuilder(evaluate_source(request), BuildCache(tmp_path / "cache"), tmp_path, lambda line: None)
+    builder = CandidateBuilder(evaluate_source(request), FileCache(tmp_path / "cache"), tmp_path, lambda line: None)
     for name in ("one", "two"):
         with pytest.raises(BuildFailed, match="1024 weights or more"):
             builder.build(BuildSpec("tflite", "int8", profile(name), recipe="dynamic-range"))

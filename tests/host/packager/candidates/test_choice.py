@@ -16,8 +16,8 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.choice import choose, in_preference
@@ -150,7 +150,7 @@ class WithoutTimes(Measurer):
 
 def test_an_extra_precision_that_fails_is_recorded_and_int8_stays(build_request: BuildRequest, tmp_path: Path) -> None:
     lines = list[str]()
-    cache = BuildCache(tmp_path / "cache")
+    cache = FileCache(tmp_path / "cache")
     builder = WithoutMemory(evaluate_source(build_request), cache, tmp_path, lines.append)
     (target,) = target_requests(replace(build_request, targets=(profile("box", "tensorrt"),)))
     choice = choose(builder, target, Budget(0), WithoutTimes())

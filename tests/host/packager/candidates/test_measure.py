@@ -20,8 +20,8 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import ConfigInvalid, NotBootstrapped
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
-from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import BuildSpec, Precision
 from edgert_deploy.packager.candidates import measure
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
@@ -112,7 +112,7 @@ def test_an_artifact_that_crashes_its_engine_is_not_timed_and_the_others_are_tim
     calibration, holdout = (CalibrationSet({"x": models.for_dividing(30, seed)}, None) for seed in (0, 1))
     request = BuildRequest(source, calibration, holdout, (profile("box"),), "m")
     evaluation = evaluate_source(request)
-    builder = CandidateBuilder(evaluation, BuildCache(tmp_path / "cache"), tmp_path, lambda line: None)
+    builder = CandidateBuilder(evaluation, FileCache(tmp_path / "cache"), tmp_path, lambda line: None)
     precisions: tuple[Precision, ...] = ("int8", "fp32")
     candidates = [builder.build(BuildSpec("onnxruntime", precision, profile("box"))) for precision in precisions]
     only = CalibrationSet({"x": models.crashing(np.empty((0, 4), np.float32), in_int8_only=True)}, None)

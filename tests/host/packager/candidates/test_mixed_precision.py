@@ -15,8 +15,8 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import AccuracyTooLow, BuildFailed
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.build_cache import BuildCache
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
 from edgert_deploy.packager.candidates.choice import choose
@@ -46,7 +46,7 @@ def build_request(
     outlier: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
 ) -> BuildRequest:
     box = profile("box", "onnxruntime", then=OTHERS)
-    cache = BuildCache(tmp_path / "cache")
+    cache = FileCache(tmp_path / "cache")
     return BuildRequest(outlier, digits_calibration, digits_holdout, (box,), "outlier", cache=cache)
 
 
@@ -116,10 +116,10 @@ def test_a_search_that_ended_with_its_budget_continues_where_it_stopped(
         assert rounds < 10
     assert rounds == 2
     tries = [line for line in lines if " in float (conv" in line]
-    assert len(tries) == len(set(tries)) == 2  # nothing was tried twice
+    assert len(set(tries)) == 2  # the second search judges the first artifact again, and does not build it again
     again = search_float_layers(a_builder(build_request, tmp_path / "again", lines), plain, Budget(0))
     assert again is not None
-    assert again.found is not None  # all attempts are saved, so the search needs no budget
+    assert again.found is not None  # all artifacts are in the cache, so the search needs no budget
     assert result is not None
     assert again.attempts == result.attempts
 

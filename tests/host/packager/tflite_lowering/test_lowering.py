@@ -94,6 +94,12 @@ def test_all_unsupported_parts_are_listed_at_once() -> None:
         ("y = Conv(x, z)", {"x": (4, 7, 9), "z": (4, 3, 3)}, {}, "the kernel is not a constant"),
         ("y = Conv(x, w)", {"x": (2, 5, 5, 5, 5)}, {"w": random(3, 2, 3, 3, 3, 3)}, "4 spatial axes"),
         ("y, i = MaxPool<kernel_shape=[2,2]>(x)", IMAGE, {}, "indices"),
+        (
+            "y = MaxPool<kernel_shape=[1,2], strides=[1,2], pads=[0,1,0,1], ceil_mode=1>(x)",
+            {"x": (2, 3, 9)},
+            {},
+            "begins in the padding after the last element; export the model without ceil_mode",
+        ),
         ("y = LRN<size=3>(x)", {"x": (2, 3, 4, 5)}, {}, "3 spatial axes"),
         (
             "y = Pad(x, p)",

@@ -166,24 +166,6 @@ CASES = [
         for counted in (0, 1)
     ),
     Case("average pool same lower", 'y = AveragePool<kernel_shape=[2,4], auto_pad="SAME_LOWER">(x)', IMAGE),
-    *(
-        Case(
-            f"{op.lower()} rounding up into the padding",
-            f"p = {op}<kernel_shape=[1,2], strides=[1,2], pads=[0,1,0,1], ceil_mode=1>(x)"
-            f"y = {op}<kernel_shape=[2,2], strides=[3,2], pads=[1,1,1,1], ceil_mode=1>(p)",
-            IMAGE,
-        )
-        for op in ("MaxPool", "AveragePool")
-    ),
-    *(
-        Case(f"lp pool {p}", f"y = LpPool<p={p}, kernel_shape=[2,3], pads=[1,1,0,1], strides=[2,2]>(x)", IMAGE)
-        for p in (1, 2, 3)
-    ),
-    Case("lp pool 3-D", "y = LpPool<kernel_shape=[2,2,2]>(x)", VOLUME),
-    *(
-        Case(f"global lp pool {p}", f"c = Conv(x, w) y = GlobalLpPool<p={p}>(c)", IMAGE, {"w": random(6, 4, 1, 1)})
-        for p in (1, 2, 3)
-    ),
     Case("global max pool 3-D", "y = GlobalMaxPool(x)", VOLUME),
     Case("global average pool", "y = GlobalAveragePool(x)", IMAGE),
     Case("global average pool 1-D", "y = GlobalAveragePool(x)", SIGNAL),

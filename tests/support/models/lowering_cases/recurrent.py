@@ -96,7 +96,6 @@ CASES = [
         "a, h = OP(s, w, r, b)" + LAST,
     ),
     case_of("LSTM", "memory", "", "a, g, h = OP(s, w, r, b)" + LAST),
-    case_of("LSTM", "peepholes", "", "a, h = OP(s, w, r, b, , , , p)" + LAST, constants={"p": random(1, 3 * HIDDEN)}),
     case_of(
         "LSTM",
         "activations",

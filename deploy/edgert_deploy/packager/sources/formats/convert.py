@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.processes.sandbox import Progress
-from edgert_deploy.packager.sources.formats.kept_conversions import KeptConversions
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets
 
 CONVERT_TIMEOUT_S = 1800
@@ -49,14 +49,15 @@ class Conversion:
         python: The Python that has the framework.
         inputs: The example inputs: name of the input -> `{"datatype", "shape"}`.
         buckets: The buckets for an axis that the ONNX model leaves open.
-        kept: The store of earlier conversions. With None, each build converts the model again.
+        cache: The cache with earlier conversions, because a framework takes seconds to start. With None, each build
+            converts the model again.
         progress: Receives a line when a conversion starts, because it takes many seconds.
     """
 
     python: str = sys.executable
     inputs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     buckets: WantedBuckets | None = None
-    kept: KeptConversions | None = None
+    cache: FileCache | None = None
     progress: Progress = lambda _: None
 
     @property
@@ -97,16 +98,20 @@ def names_in_zip(path: Path) -> list[str] | None:
 
 
 def converted(path: Path, framework: str, how: Conversion) -> bytes:
-    """Return the model as ONNX, from `how.kept` if possible. Raises ConfigInvalid or SourceInvalid."""
-    if how.kept is None or (versions := _versions(how.python)) is None:
-        return _converted(path, framework, how)
-    script = (SCRIPTS / f"from_{framework}.py").read_text()
-    made_of = [digest_and_size(path), path.name, framework, how.python, versions, dict(how.inputs), script]
-    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-    if (data := how.kept.get(key)) is None:
-        data = _converted(path, framework, how)
-        how.kept.put(key, data)
-    return data
+    """Return the model as ONNX, from `how.cache` if possible. Raises ConfigInvalid or SourceInvalid."""
+    cache = how.cache
+    with tempfile.TemporaryDirectory(prefix="edgert-convert-") as folder:
+        out = Path(folder) / "model.onnx"
+        if cache is None or (versions := _versions(how.python)) is None:
+            _convert(path, framework, how, out)
+            return out.read_bytes()
+        script = (SCRIPTS / f"from_{framework}.py").read_text()
+        made_of = [digest_and_size(path), path.name, framework, how.python, versions, dict(how.inputs), script]
+        key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+        if not cache.get(key, out.parent):
+            _convert(path, framework, how, out)
+            cache.put(key, [out])
+        return out.read_bytes()
 
 
 def _versions(python: str) -> str | None:
@@ -119,27 +124,25 @@ def _versions(python: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _converted(path: Path, framework: str, how: Conversion) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="edgert-convert-") as folder:
-        out = Path(folder) / "model.onnx"
-        request = json.dumps({"model": str(path.resolve()), "out": str(out), "inputs": dict(how.inputs)})
-        command = [how.python, "-I", str(SCRIPTS / f"from_{framework}.py"), request]
-        how.progress(f"{framework}: converting {path.name} to ONNX")
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=CONVERT_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise SourceInvalid(
-                f"converting {path.name} to ONNX took more than {CONVERT_TIMEOUT_S} s; export the model as ONNX yourself"
-            ) from error
-        except OSError as error:
-            raise ConfigInvalid(
-                f"cannot run {how.python}: {error.strerror}. Give the path of a Python with --convert-with"
-            ) from error
-        if done.returncode == 0 and out.is_file():
-            return out.read_bytes()
-    raise _failure(path, framework, how, done)
+def _convert(path: Path, framework: str, how: Conversion, out: Path) -> None:
+    """Write the model as ONNX to `out`."""
+    request = json.dumps({"model": str(path.resolve()), "out": str(out), "inputs": dict(how.inputs)})
+    command = [how.python, "-I", str(SCRIPTS / f"from_{framework}.py"), request]
+    how.progress(f"{framework}: converting {path.name} to ONNX")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=CONVERT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SourceInvalid(
+            f"converting {path.name} to ONNX took more than {CONVERT_TIMEOUT_S} s; export the model as ONNX yourself"
+        ) from error
+    except OSError as error:
+        raise ConfigInvalid(
+            f"cannot run {how.python}: {error.strerror}. Give the path of a Python with --convert-with"
+        ) from error
+    if done.returncode != 0 or not out.is_file():
+        raise _failure(path, framework, how, done)
 
 
 def digest_and_size(path: Path) -> tuple[str, int]:

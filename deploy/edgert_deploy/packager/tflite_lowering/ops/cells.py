@@ -31,7 +31,6 @@ class Cell:
         name: The start of the names of the cell's tensors.
         recurrent: The weights of the state, [gates * hidden, hidden].
         recurrent_bias: The biases of the state, [gates * hidden].
-        peepholes: The peepholes of an LSTM, [3 * hidden], or None.
         activations: The activations of the gates.
         options: The attributes of the node.
     """
@@ -39,7 +38,6 @@ class Cell:
     name: str
     recurrent: NDArray[Any]
     recurrent_bias: NDArray[Any]
-    peepholes: NDArray[Any] | None
     activations: Sequence[Activation]
     options: dict[str, Any]
     # The tensors of weights that an earlier step wrote. Every step reads the same tensors.
@@ -114,20 +112,10 @@ def _lstm_step(cell: Cell, from_input: Value, state: State) -> State:
     if state.hidden is not None:
         from_input = from_input + cell.times_recurrent(state.hidden, 0, 4)
     input_gate, output_gate, forget_gate, candidate = cell.gates(from_input, 4)
-    input_gate = cell.activations[0](_with_peephole(cell, input_gate, 0, state.memory))
-    memory = input_gate * cell.activations[1](candidate)
+    memory = cell.activations[0](input_gate) * cell.activations[1](candidate)
     if state.memory is not None:
-        forget_gate = cell.activations[0](_with_peephole(cell, forget_gate, 2, state.memory))
-        memory = forget_gate * state.memory + memory
-    output_gate = cell.activations[0](_with_peephole(cell, output_gate, 1, memory))
-    return State(output_gate * cell.activations[2](memory), memory)
-
-
-def _with_peephole(cell: Cell, gate: Value, index: int, memory: Value | None) -> Value:
-    """Add the product of a peephole and the memory to a gate. The order of peepholes is i, o, f."""
-    if cell.peepholes is None or memory is None:
-        return gate
-    return gate + memory * cell.peepholes[None, index * cell.hidden : (index + 1) * cell.hidden]
+        memory = cell.activations[0](forget_gate) * state.memory + memory
+    return State(cell.activations[0](output_gate) * cell.activations[2](memory), memory)
 
 
 @dataclass(frozen=True)

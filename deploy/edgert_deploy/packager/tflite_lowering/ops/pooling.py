@@ -1,4 +1,4 @@
-"""MaxPool, AveragePool and LpPool. A pool over three axes runs over two axes, then over the third.
+"""MaxPool and AveragePool. A pool over three axes runs over two axes, then over the third.
 
 TFLite has no option for dilated windows, and none for padding that zeros cannot replace. For such windows, a lookup
 puts the elements of every window side by side along an axis. The stride of the new window is equal to its length.
@@ -106,56 +106,10 @@ def _mean_with_zeros(plane: Value, window: Window) -> Value:
     return _pooled(plane, "AVERAGE_POOL_2D", Window(tuple(axes)))
 
 
-def lp_pool(lowering: Lowering, node: Node) -> None:
-    """Compute the p-th root of the sum of p-th powers.
-
-    The sum is computed as the mean of the powers, times their number.
-    """
-    power = float(node.attributes.get("p", 2))
-    area = int(np.prod(node.attributes["kernel_shape"]))
-    _pool(
-        lowering,
-        node,
-        _mean_with_zeros,
-        before=lambda plane: _powers(plane, power),
-        after=lambda plane: _root(plane, power, area),
-    )
-
-
-def global_lp_pool(lowering: Lowering, node: Node) -> None:
-    x, layout = lowering.read_as_made(node)
-    power, dims = float(node.attributes.get("p", 2)), lowering.shape(node.inputs[0]).dims
-    axes = [lowering.axis(axis, len(dims), layout) for axis in range(2, len(dims))]
-    lowering.result(node, _root(_powers(x, power).mean(axes), power, int(np.prod(dims[2:]))), layout)
-
-
-def _powers(x: Value, power: float) -> Value:
-    """Return |x| ** power."""
-    if power == 2:
-        return x * x
-    return x.op("ABS") if power == 1 else x.op("ABS").op("POW", power)
-
-
-def _root(x: Value, power: float, count: int) -> Value:
-    """Return the root of a sum of powers: `x` is their mean, and `count` is their number."""
-    if power != 1:
-        x = x.op("SQRT") if power == 2 else x.op("POW", 1 / power)
-    return x if count == 1 else x * count ** (1 / power)
-
-
-def _pool(
-    lowering: Lowering,
-    node: Node,
-    pool: Callable[[Value, Window], Value],
-    before: Callable[[Value], Value] = lambda plane: plane,
-    after: Callable[[Value], Value] = lambda plane: plane,
-) -> None:
-    """Apply `pool` to the last two spatial axes, then to the first if there are three.
-
-    `before` changes the elements before the pool, and `after` changes the result.
-    """
+def _pool(lowering: Lowering, node: Node, pool: Callable[[Value, Window], Value]) -> None:
+    """Apply `pool` to the last two spatial axes, then to the first if there are three."""
     window = window_of(lowering, node, [int(k) for k in node.attributes["kernel_shape"]])
-    plane = before(lowering.read(node, 0, Layout.CHANNELS_LAST))
+    plane = lowering.read(node, 0, Layout.CHANNELS_LAST)
     if len(window.axes) == 2:
         plane = pool(plane, window)
     else:
@@ -165,7 +119,7 @@ def _pool(
         plane = _joined(pool(plane, Window((height, width))), (batch, depth.size, area, channels))
         plane = pool(plane, Window((depth, replace(NO_AXIS, size=area, outputs=area))))
         plane = _joined(plane, (batch, depth.outputs, height.outputs, width.outputs, channels))
-    lowering.result(node, after(plane), Layout.CHANNELS_LAST)
+    lowering.result(node, plane, Layout.CHANNELS_LAST)
 
 
 def _joined(plane: Value, dims: tuple[int, ...]) -> Value:
@@ -175,7 +129,5 @@ def _joined(plane: Value, dims: tuple[int, ...]) -> Value:
 
 OPS = {
     "AveragePool": Op(average_pool, sign="as_input"),
-    "GlobalLpPool": Op(global_lp_pool),
-    "LpPool": Op(lp_pool),
     "MaxPool": Op(max_pool, sign="as_input"),
 }

@@ -5,7 +5,7 @@ direction or the length of a sequence. The product of the input and its weights 
 FULLY_CONNECTED computes this product for all steps.
 
 Shapes: X [steps, batch, inputs]; W [directions, gates * hidden, inputs]; R [directions, gates * hidden,
-hidden]; B [directions, 2 * gates * hidden]; P [directions, 3 * hidden]; states [directions, batch, hidden].
+hidden]; B [directions, 2 * gates * hidden]; states [directions, batch, hidden].
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
         raise Unsupported(
             "some sequences are shorter than the input; leave sequence_lens out, and pad or cut the input"
         )
-    if unusual := [name for name in ("clip", "input_forget") if node.attributes.get(name)]:
-        raise Unsupported(f"{unusual[0]} is not supported; export the model without it")
+    unusual = [name for name in ("clip", "input_forget") if node.attributes.get(name)]
+    if unusual or node.input(PEEPHOLES):
+        raise Unsupported(f"{', '.join(unusual) or 'a peephole'} is not supported; export the model without it")
     return _Sequence(lowering, node, x, x.reduced([0], keep=False).with_length(1, recurrent_shape.dims[2]))
 
 
@@ -113,7 +114,6 @@ def _cell(sequence: _Sequence, direction: int, activations: list[Activation]) ->
         f"{node.name or next(filter(None, node.outputs))}_{direction}",
         lowering.value(node.inputs[2], "R")[direction],
         _biases(sequence, direction)[1],
-        lowering.value(node.input(PEEPHOLES), "P")[direction] if node.input(PEEPHOLES) else None,
         activations,
         node.attributes,
     )

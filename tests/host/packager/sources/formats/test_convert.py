@@ -20,10 +20,10 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import ConfigInvalid, SourceInvalid
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import load_samples
 from edgert_deploy.packager.sources.formats.convert import Conversion, digest_and_size, framework_of, read_inputs
-from edgert_deploy.packager.sources.formats.kept_conversions import FILES_MAX, KeptConversions
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
@@ -100,7 +100,7 @@ def test_a_conversion_is_reused_until_something_that_influences_it_changes(tmp_p
     python.chmod(0o755)
     versions.write_text("keras 3")
     path = archive(tmp_path / "model.keras", "config.json", "model.weights.h5")
-    kept, lines = KeptConversions(tmp_path / "kept"), list[str]()
+    cache, lines = FileCache(tmp_path / "cache"), list[str]()
 
     def conversions(**more: Any) -> int:
         """Load the model; return the number of conversions so far."""
@@ -109,24 +109,15 @@ def test_a_conversion_is_reused_until_something_that_influences_it_changes(tmp_p
         assert len(calls.read_text()) == len(lines)
         return len(lines)
 
-    assert [conversions(kept=kept) for _ in range(3)] == [1, 1, 1]
+    assert [conversions(cache=cache) for _ in range(3)] == [1, 1, 1]
     assert conversions() == 2
     versions.write_text("keras 4")
-    assert [conversions(kept=kept) for _ in range(2)] == [3, 3]
+    assert [conversions(cache=cache) for _ in range(2)] == [3, 3]
     archive(path, "config.json", "model.weights.h5", "metadata.json")
-    assert [conversions(kept=kept) for _ in range(2)] == [4, 4]
-    for file in kept.folder.iterdir():
+    assert [conversions(cache=cache) for _ in range(2)] == [4, 4]
+    for file in cache.folder.glob("*/model.onnx"):
         file.write_bytes(file.read_bytes()[:-1])
-    assert [conversions(kept=kept) for _ in range(2)] == [5, 5]
-
-
-def test_conversions_that_were_not_used_for_longest_are_removed(tmp_path: Path) -> None:
-    kept = KeptConversions(tmp_path)
-    for i in range(FILES_MAX + 2):
-        kept.put(f"{i}", b"model")
-        os.utime(tmp_path / f"{i}", (i, i))
-    assert {path.name for path in tmp_path.iterdir()} == {f"{i}" for i in range(2, FILES_MAX + 2)}
-    assert (kept.get("0"), kept.get("2")) == (None, b"model")
+    assert [conversions(cache=cache) for _ in range(2)] == [5, 5]
 
 
 def test_examples_of_inputs_are_read_or_refused() -> None:

@@ -43,6 +43,18 @@ def test_the_error_names_the_unsupported_part(
         lower(model_of(Case("unsupported", body, items, constants, types={"l": "int32"})))
 
 
+def test_peepholes_are_refused() -> None:
+    case = case_of(
+        "LSTM",
+        "peepholes",
+        "",
+        "a, h = OP(s, w, r, b, , , , p)" + LAST,
+        constants={"p": np.ones((1, 3 * HIDDEN), np.float32)},
+    )
+    with pytest.raises(OperatorUnsupported, match="a peephole is not supported; export the model without it"):
+        lower(model_of(case))
+
+
 @pytest.mark.parametrize("operator", GATES)
 def test_the_int8_form_of_many_steps_stays_accurate_and_small(operator: str) -> None:
     case = case_of(operator, "long", "", "a, h = OP(s, w, r, b)" + LAST)
