@@ -14,7 +14,6 @@ from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, overlap
 from edgert_deploy.packager.samples.samples import constant_inputs, inputs_apart, inputs_beyond
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_float_only
-from edgert_deploy.packager.sources.onnx_graph.qat import integer_operators
 
 
 def build_warnings(request: BuildRequest, targets: tuple[TargetRequest, ...], evaluation: Evaluation) -> list[str]:
@@ -27,7 +26,6 @@ def build_warnings(request: BuildRequest, targets: tuple[TargetRequest, ...], ev
         *request.source.remarks,
         *_softmax_warnings(request, evaluation.reference),
         *_classical_warnings(request),
-        *_integer_warnings(request),
         *_overlap_warnings(request),
         *_constant_warnings(request),
         *_range_warnings(request, targets),
@@ -53,15 +51,6 @@ def _classical_warnings(request: BuildRequest) -> list[str]:
     return [
         f"the model uses {', '.join(operators)} of ai.onnx.ml (scikit-learn, XGBoost, LightGBM): "
         f"of all engines, only onnxruntime computes these operators, so targets get the model for onnxruntime alone{precision}"
-    ]
-
-
-def _integer_warnings(request: BuildRequest) -> list[str]:
-    if not (operators := integer_operators(request.source.proto)):
-        return []
-    return [
-        f"the model computes in integers, with {', '.join(operators)}: of all engines, only onnxruntime computes these operators, "
-        "so targets get the model for onnxruntime alone. For other engines, give the float model from which it was quantized"
     ]
 
 

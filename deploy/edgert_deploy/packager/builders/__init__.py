@@ -21,7 +21,9 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators
-from edgert_deploy.packager.sources.onnx_graph.qat import float_of, has_wide_activations, integer_operators
+from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.qat import float_of, has_wide_activations
+from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
 from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
@@ -126,7 +128,8 @@ class Builder(Protocol):
     # engine that reads the same file.
     judged_by: ClassVar[str]
     source_kinds: ClassVar[frozenset[Kind]] = frozenset({"onnx"})
-    accepts_any_onnx: ClassVar[bool] = False  # also FP64, integer arithmetic and the operators of ai.onnx.ml
+    accepts_any_onnx: ClassVar[bool] = False  # also FP64 and the operators of ai.onnx.ml
+    accepts_dynamic_ranges: ClassVar[bool] = False  # sources that compute the ranges of activations in each run
     accepts_wide_activations: ClassVar[bool] = False  # sources that quantize activations to 16 bits
     # False for an engine in which folded-in preprocessing is slower (docs/decisions/0011).
     accepts_folded_preprocessing: ClassVar[bool] = True
@@ -201,15 +204,18 @@ def keeps_quantization(spec: BuildSpec, source: SourceModel) -> bool:
 
 def accepts_quantization(source: SourceModel, engine: str) -> bool:
     """Whether `engine` can run the source with the source's own quantization."""
-    if not source.quantized or source.proto is None:
+    builder = builder_for(engine)
+    if not source.quantized or builder.accepts_dynamic_ranges or source.proto is None:
         return source.quantized
-    return builder_for(engine).accepts_wide_activations or not has_wide_activations(source.proto)
+    return not is_dynamic(source.proto) and (builder.accepts_wide_activations or not has_wide_activations(source.proto))
 
 
 def adapt_source(source: SourceModel, engine: str) -> SourceModel:
     """Return the source in the form that `engine` accepts: with Q/DQ, or in float. Raises BuildFailed."""
-    if not source.quantized or accepts_quantization(source, engine):
+    if not source.quantized or source.proto is None:
         return source
+    if accepts_quantization(source, engine):
+        return replace(source, proto=as_qdq(source.proto))
     return replace(source, proto=float_of(source.proto), quantized=False)
 
 
@@ -237,11 +243,10 @@ def accepts(source: SourceModel, engine: str) -> bool:
 
 
 def supports_operators(source: SourceModel, engine: str) -> bool:
-    """Whether `engine` supports the source's operators of ai.onnx.ml, its integer arithmetic and its FP64."""
-    proto = source.proto
-    if builder_for(engine).accepts_any_onnx or proto is None:
+    """Whether `engine` supports the source's operators of ai.onnx.ml and its FP64, if it has any."""
+    if builder_for(engine).accepts_any_onnx or source.proto is None:
         return True
-    return not classical_operators(proto) and not integer_operators(proto) and not has_double(proto)
+    return not classical_operators(source.proto) and not has_double(source.proto)
 
 
 def check_source(source: SourceModel, engine: str, target: str) -> None:
@@ -257,11 +262,6 @@ def _refusal(source: SourceModel, engine: str, target: str) -> ConfigInvalid | O
         return OperatorUnsupported(
             f"{engine} does not support {', '.join(operators)} (ai.onnx.ml): only onnxruntime does. "
             "Build the model for targets with onnxruntime"
-        )
-    if (operators := integer_operators(source.proto)) and not builder.accepts_any_onnx:
-        return OperatorUnsupported(
-            f"{engine} does not support {', '.join(operators)}, with which the model computes in integers: only onnxruntime does. "
-            "Give the float model from which it was quantized, or build it for targets with onnxruntime"
         )
     if not supports_operators(source, engine):
         return OperatorUnsupported(

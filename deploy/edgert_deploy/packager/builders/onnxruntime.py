@@ -31,7 +31,7 @@ class ONNXRuntimeBuilder(Builder):
     libraries = qdq.LIBRARIES
     all_recipes = (*qdq.RECIPES, qdq.DYNAMIC_RANGE)
     accepts_any_onnx = True
-    accepts_wide_activations = True
+    accepts_dynamic_ranges = True
     ways = (
         (1, {}),
         (0, {}),

@@ -29,6 +29,7 @@ from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.qat import QUANTIZED_ARITHMETIC
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 HALF_OPSET = 19  # the first opset whose QuantizeLinear and DequantizeLinear accept FP16
@@ -90,7 +91,13 @@ def audit(proto: Any) -> None:
     """Raise BuildFailed if TensorRT would refuse or misread the quantization of a node of `proto`."""
     constants = Constants(proto)
     for node in nodes_of(proto.graph):
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and (problem := _problem(node, constants)):
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            problem = _problem(node, constants)
+        elif node.op_type in QUANTIZED_ARITHMETIC:
+            problem = "TensorRT quantizes with QuantizeLinear and DequantizeLinear only"
+        else:
+            continue
+        if problem:
             raise BuildFailed(
                 f"TensorRT does not accept {node.op_type} node {(node.name or node.output[0])!r}: {problem}. "
                 "Give the FP32 model to edgert build, or build this target with --precision fp32"

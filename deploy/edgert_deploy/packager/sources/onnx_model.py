@@ -38,6 +38,7 @@ from edgert_deploy.packager.sources.onnx_graph.branches import (
 )
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.onnx_graph.classical import is_classical, unwrap_maps
+from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
 from edgert_deploy.packager.sources.onnx_graph.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
@@ -50,7 +51,6 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     rewrite_misread_dfts,
     wanted_opsets,
 )
-from edgert_deploy.packager.sources.onnx_graph.qat import is_dynamic
 from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double, narrow_double, widen_half
 from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms, state_one_sided
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of

@@ -118,6 +118,14 @@ def test_the_graph_for_x86_is_refused(
         audit(onnx.load(artifact.path))
 
 
+def test_other_quantized_operators_are_refused() -> None:
+    proto = models.model(
+        "float[N,4] x) => (float[N,4] y", "q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)"
+    )
+    with pytest.raises(BuildFailed, match="QuantizeLinear and DequantizeLinear only"):
+        audit(proto)
+
+
 def test_layers_that_int8_leaves_in_float_can_be_fp16_without_a_change_of_the_contract(
     digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
 ) -> None:

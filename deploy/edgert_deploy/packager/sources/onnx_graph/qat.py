@@ -3,9 +3,6 @@
 The build keeps the scales of these models: ONNX Runtime, OpenVINO and TensorRT get such a graph unchanged, and TFLite's
 quantizer gets the ranges of the graph. For FP32, `float_of` removes the quantization of activations. Weights keep their
 rounded values.
-
-A model may also compute in integers, without Q/DQ: ONNX Runtime's formats QOperator and `quantize_dynamic` do so. Only
-ONNX Runtime runs such a model, and `float_of` refuses it.
 """
 
 from __future__ import annotations
@@ -16,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from edgert.errors import BuildFailed
+from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, copy_of, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-# Operators that compute the range of their input at run time, from a whole batch.
-RANGES_AS_THEY_RUN = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
-# The operators that compute in integers, besides those whose names begin with QLINEAR.
-IN_INTEGERS = RANGES_AS_THEY_RUN | {"ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QGemm"}
-QLINEAR = "QLinear"
+# Operators of quantized arithmetic. `float_of` keeps them unless dynamic_quantization.py replaces them.
+QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN.union(
+    ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QLinearConv", "QLinearMatMul")
+)
 INTEGERS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-32768, 32767), "uint16": (0, 65535)}
 INTEGERS |= {"uint4": (0, 15), "int4": (-8, 7)}
 # Operators whose results are never negative, and operators that keep the sign of their input.
@@ -37,20 +34,10 @@ POSITIVE_SUFFIX = "/edgert_positive"
 def is_quantized(proto: Any) -> bool:
     """Whether activations are quantized. A model of which only the weights are in INT8 counts as float."""
     constants = Constants(proto)
-    return bool(integer_operators(proto)) or any(
-        node.op_type == QUANTIZE and node.input[0] not in constants for node in proto.graph.node
+    return any(
+        node.op_type in QUANTIZED_ARITHMETIC or (node.op_type == QUANTIZE and node.input[0] not in constants)
+        for node in proto.graph.node
     )
-
-
-def is_dynamic(proto: Any) -> bool:
-    """Whether the model computes the range of an activation from a whole batch."""
-    return any(node.op_type in RANGES_AS_THEY_RUN for node in proto.graph.node)
-
-
-def integer_operators(proto: Any) -> tuple[str, ...]:
-    """Return the types of the operators in a model that compute in integers; () for no model."""
-    kinds = set() if proto is None else {node.op_type for node in nodes_of(proto.graph)}
-    return tuple(sorted(kind for kind in kinds if kind in IN_INTEGERS or kind.startswith(QLINEAR)))
 
 
 def has_wide_activations(proto: Any) -> bool:
@@ -63,13 +50,15 @@ def has_wide_activations(proto: Any) -> bool:
 
 def float_of(proto: Any) -> Any:
     """Return the model with float weights and without Q/DQ. Raises BuildFailed if this is impossible."""
-    if operators := integer_operators(proto):
+    proto = as_qdq(proto)
+    copy = copy_of(proto)
+    undo(copy, Constants(proto))
+    nodes = list(copy.graph.node)
+    if foreign := sorted({node.op_type for node in nodes} & QUANTIZED_ARITHMETIC):
         raise BuildFailed(
-            f"the model holds {', '.join(operators)}, which EdgeRT cannot convert to float. Give the float model from which it "
-            "was quantized, or export it in the Q/DQ format"
+            f"the model holds {', '.join(foreign)}, which EdgeRT cannot convert to float. Export the model in the Q/DQ format, or in float"
         )
-    constants, copy = Constants(proto), copy_of(proto)
-    nodes = list(proto.graph.node)
+    constants = Constants(proto)
     del copy.graph.node[:]
     unpacked: dict[str, Array] = {}  # the results of Q and DQ nodes that read constants
     before: dict[str, str] = {}  # a value after Q/DQ -> the value before it
