@@ -54,6 +54,7 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
 from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double, narrow_double, widen_half
 from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms, state_one_sided
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
+from edgert_deploy.packager.sources.onnx_graph.whole_lookups import reshape_whole_lookups
 from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
@@ -159,6 +160,7 @@ def _rewrite(
     remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
+    changed |= reshape_whole_lookups(proto)
     remarks += tuple(f"output {name!r} is always empty: it is left out" for name in drop_empty_outputs(proto))
     unread = drop_unread_inputs(proto)
     remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgert.engines.onnxruntime import sdk
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes, rename
-from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, copy_of, graphs_inside, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, copy_of, graphs_inside, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
@@ -97,13 +97,15 @@ def flatten_conditions(proto: Any) -> bool:
 def _known_conditions(proto: Any, conditions: Iterable[str]) -> dict[str, bool]:
     """Return the value of each condition that depends only on constants and fixed lengths."""
     batches = BATCHES if any(open_batch_axes(proto)) else (1,)
-    first, *others = (_known_at(proto, conditions, batch) for batch in batches)
-    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+    first, *others = (folded_constants(proto, conditions, batch, "BOOL") for batch in batches)
+    values = {name: bool(array) for name, array in first.items()}
+    return {name: value for name, value in values.items() if all(other.get(name) == value for other in others)}
 
 
-def _known_at(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bool]:
-    """Return the value of each condition that is a constant at `batch`."""
-    from onnx import TensorProto, helper, numpy_helper
+def folded_constants(proto: Any, names: Iterable[str], batch: int, datatype: str) -> dict[str, Array]:
+    """Return the values in `names` that are constants at `batch`. All of them have ONNX's type `datatype`."""
+    import onnx
+    from onnx import helper, numpy_helper
 
     copy = copy_of(proto)
     for dim in open_batch_axes(copy):
@@ -111,9 +113,10 @@ def _known_at(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bo
     del copy.graph.value_info[:]
     del copy.graph.output[:]
     # The folding does not fold a node that makes an output. So an Identity of each value becomes an output.
-    for name in conditions:
+    for name in names:
         copy.graph.node.append(helper.make_node("Identity", [name], [f"{name}{END}"]))
-        copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", TensorProto.BOOL, None))
+        kind = getattr(onnx.TensorProto, datatype)
+        copy.graph.output.append(helper.make_tensor_value_info(f"{name}{END}", kind, None))
     remove_unused(copy.graph)  # else ONNX Runtime 1.32 crashes while it folds the branches of Silero VAD 5
     try:
         folded = optimized(copy)
@@ -123,8 +126,8 @@ def _known_at(proto: Any, conditions: Iterable[str], batch: int) -> dict[str, bo
         return {}
     constants = {tensor.name: tensor for tensor in folded.graph.initializer}
     aliases = {node.output[0]: node.input[0] for node in folded.graph.node if node.op_type == "Identity"}
-    ends = {name: aliases.get(f"{name}{END}", f"{name}{END}") for name in conditions}
-    return {name: bool(numpy_helper.to_array(constants[end])) for name, end in ends.items() if end in constants}
+    ends = {name: aliases.get(f"{name}{END}", f"{name}{END}") for name in names}
+    return {name: numpy_helper.to_array(constants[end]) for name, end in ends.items() if end in constants}
 
 
 def optimized(proto: Any) -> Any:
