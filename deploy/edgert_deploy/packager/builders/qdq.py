@@ -35,6 +35,7 @@ FLOATS = (1, 10)  # FP32 and FP16, as onnx.TensorProto numbers them
 CALIBRATION_SAMPLES_MAX = 300
 OWN_ELEMENTS_MAX = 1024  # if a constant of FP32 has at most this many elements, each node gets a copy of it
 INT8_NODES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+PERCENTILE = 99.99  # the share of an activation's values that its range covers, in %
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
 # Operators that may be between the softmax of an attention head and its product with the values.
 PASS_THROUGH_OPS = ("Cast", "Dropout", "Identity", "Reshape", "Transpose")
@@ -48,14 +49,14 @@ class Recipe:
         activations: The type of quantized activations, "uint8" or "int8".
         ops: The operators to quantize; None for all.
         options: Further options of ONNX Runtime's quantizer.
-        dynamic: Whether the engine computes the range of an activation in each run. If not, the range is that of the
-            values over the samples.
+        ranges: The rule for the range of an activation over the samples: "MinMax", "Percentile" or "Entropy". With
+            DYNAMIC_RANGE, the engine computes the range in each run.
     """
 
     activations: str
     ops: tuple[str, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    dynamic: bool = False
+    ranges: str = "MinMax"
 
 
 DYNAMIC_RANGE = "dynamic-range"
@@ -66,19 +67,25 @@ HEAVY_RECIPES = ("heavy-only", DYNAMIC_RANGE)  # the recipes, of any engine, tha
 # Operators that are faster with DYNAMIC_RANGE. Convolutions are not: ConvInteger is slower than Conv in float.
 DYNAMIC_OPS = ("Gemm", "MatMul")
 
-RECIPES = ("min-max", "heavy-only")
+RECIPES = ("min-max", "heavy-only", "percentile", "entropy")
 
 
 def recipes(proto: Any) -> tuple[str, ...]:
-    """Return the recipes of RECIPES that the build tries for a model, in order."""
-    return RECIPES[:1] if is_transformer(proto) else RECIPES
+    """Return the recipes of RECIPES that the build tries for a model, in order.
+
+    Only `--recipe` chooses the narrower ranges ("percentile", "entropy"), because they take longest and were better for
+    no model of the zoo.
+    """
+    return ("min-max",) if is_transformer(proto) else ("min-max", "heavy-only")
 
 
 def varied(recipe: Recipe, name: str) -> Recipe:
     """Return `recipe` changed to the recipe `name`, one of RECIPES or DYNAMIC_RANGE."""
     if name == DYNAMIC_RANGE:
-        return replace(recipe, ops=DYNAMIC_OPS, dynamic=True)
-    return replace(recipe, ops=HEAVY_OPS) if name == "heavy-only" else recipe
+        return replace(recipe, ops=DYNAMIC_OPS, ranges=name)
+    if name == "heavy-only":
+        return replace(recipe, ops=HEAVY_OPS)
+    return replace(recipe, ranges={"percentile": "Percentile", "entropy": "Entropy"}.get(name, "MinMax"))
 
 
 def quantize(
@@ -346,15 +353,19 @@ def _quantized(proto: Any, calibration: CalibrationSet, recipe: Recipe, excluded
         "weight_type": types["int8"],
         "nodes_to_exclude": excluded,
     }
-    if recipe.dynamic:
+    if recipe.ranges == DYNAMIC_RANGE:
         quantization.quantize_dynamic(*files, **common)
     else:
+        if recipe.ranges != "MinMax" and calibration.buckets is not None:
+            # Histograms need activations of one shape, so every sample gets the shape of the largest bucket.
+            calibration = replace(calibration, buckets=None, lengths=None)
         quantization.quantize_static(
             *files,
             calibration_reader(calibration_feeds(calibration)),
             quant_format=quantization.QuantFormat.QDQ,
             activation_type=types[recipe.activations],
-            extra_options=dict(recipe.options),
+            calibrate_method=quantization.CalibrationMethod[recipe.ranges],
+            extra_options={**recipe.options, "CalibPercentile": PERCENTILE},
             **common,
         )
     return onnx.load(folder / "int8.onnx")

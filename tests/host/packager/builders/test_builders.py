@@ -193,3 +193,13 @@ def test_a_model_with_buckets_gives_the_answers_of_the_source_at_every_length(en
                 a, b = one[holdout.sizes == size], other[holdout.sizes == size]
                 assert (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b) > least, (precision, size)
     assert len(artifact.companions) == {"tflite": 2, "openvino": 1}.get(engine, 0)
+
+
+@pytest.mark.parametrize("recipe", ["percentile", "entropy"])
+def test_histograms_of_activations_accept_buckets_of_several_sizes(recipe: str, tmp_path: Path) -> None:
+    source = source_in("tokens=8,16,32")
+    calibration, holdout = (samples_of(source, texts(24, seed=seed)) for seed in (0, 500))
+    spec = BuildSpec("onnxruntime", "int8", load_profile("this-machine"), (), recipe)
+    artifact = builder_for("onnxruntime").build(spec, source, calibration, tmp_path, lambda line: None)
+    for one, other in zip(reference_outputs(source, holdout), artifact_outputs(artifact, source, holdout), strict=True):
+        assert (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other) > 0.98
