@@ -24,6 +24,7 @@ from edgert.telemetry.home_assistant import discovery, discovery_topic
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
     IN_FLIGHT_MAX,
+    KEEPALIVE_S,
     BrokerRefused,
     BrokerUnreachable,
     Connection,
@@ -40,6 +41,9 @@ LOOK_S = 1.0  # the pause between two checks of the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
 PUBLISH_BYTES = 16  # the maximum number of bytes of a packet besides its topic and payload
+# After this time, a broker has certainly dropped a cut connection (1.5 keepalives, MQTT 3.1.2.10) and published `lost`.
+# One broker does this before it accepts the new connection. The nodes of a broker cluster may do it after `online`.
+ONLINE_AGAIN_S = 2 * KEEPALIVE_S
 DRAIN_ON_STOP_S = 0.7
 GOODBYE_S = 0.4
 SYS_INTERVAL_S = 60.0
@@ -146,6 +150,7 @@ class Forwarder:
         self._progress_at = self._refilled_at = self._clock()
         self._tokens = float(BURST_MAX)
         self._sys_due_at = self._clock()
+        self._online_again_at: float | None = None
 
     def _hold_back_suspect(self) -> None:
         """Hold a message back if the broker closed several connections after this message."""
@@ -171,6 +176,7 @@ class Forwarder:
         self._held.connected(self._clock())
         self._connection.publish(self._topics.info, self._payload(self._settings.info), 1, retain=True)
         self._connection.publish(self._topics.status, b"online", 1, retain=True)
+        self._online_again_at = self._clock() + ONLINE_AGAIN_S
         if self._settings.hint_topic:
             try:
                 self._connection.subscribe((self._settings.hint_topic,), 1)
@@ -222,6 +228,9 @@ class Forwarder:
         if now >= self._sys_due_at:
             self._sys_due_at = now + self._settings.sys_interval_s
             self._connection.publish(self._topics.sys, self._payload(self._sys_now()), 0)
+        if self._online_again_at is not None and now >= self._online_again_at:
+            self._online_again_at = None
+            self._connection.publish(self._topics.status, b"online", 1, retain=True)
         self._send_slots()
         if self._in_flight and now - self._progress_at > ACK_TIMEOUT_S:
             raise BrokerUnreachable(f"the broker {self._address} has acknowledged nothing for {ACK_TIMEOUT_S:.0f} s")

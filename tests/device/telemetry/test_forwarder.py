@@ -15,7 +15,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edgert.telemetry.broker_connection import REFUSED, read_broker_connection
-from edgert.telemetry.forwarder import BURST_MAX
+from edgert.telemetry.forwarder import BURST_MAX, ONLINE_AGAIN_S
 from edgert.telemetry.held_back import HANG_UPS_MAX
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import (
@@ -24,6 +24,7 @@ from edgert.telemetry.mqtt import (
     BrokerUnreachable,
     Connection,
     MqttSettings,
+    Will,
 )
 from edgert.telemetry.spool import Spool
 from tests.support.devices import wait_until
@@ -266,6 +267,24 @@ def test_a_device_announces_itself_to_home_assistant_if_configured(
         "{{ value_json.get('lat_p99_ms') }}",
     )
     assert both["availability_topic"] == TOPICS.status
+
+
+def test_a_device_is_online_again_although_the_broker_sent_lost_for_its_old_connection(
+    tmp_path: Path, broker: Broker, listen: Callable[..., Listener]
+) -> None:
+    later = [0.0]
+    device = ForwardingDevice(tmp_path, broker.settings, clock=lambda: time.monotonic() + later[0])
+    listener = listen()
+    old = Connection(broker.settings, "edgert-plant-a-pi-07", will=Will(TOPICS.status, b"lost"))
+    old.open()
+    device.start()
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online"], "online")
+    old.abandon()
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost"], "the old connection's will")
+    later[0] = ONLINE_AGAIN_S
+    device.append()  # this wakes the forwarder
+    wait_until(lambda: listener.payloads(TOPICS.status) == [b"online", b"lost", b"online"], "online again")
+    device.stop()
 
 
 def heard_in_session(broker: Broker) -> list[int]:
