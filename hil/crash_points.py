@@ -324,8 +324,7 @@ def _delta(device: Device, _: HostileRegistry) -> Delivery:
     deltas = Deltas(device.folder / "cache")
     has = DeviceFiles.from_answer(device.run("list-files", MODEL))
     sha256 = [file[1] for file in has.files if file[0] == WEIGHTS][-1]
-    with deltas.objects.temporary_folder() as folder:
-        deltas.objects.keep(sha256, Path(shutil.copy(held_files(device.state, MODEL)[sha256], folder)))
+    deltas.files.put(sha256, [held_files(device.state, MODEL)[sha256]])
     with open_bundle(bundle, trusted=None) as opened:
         target = opened.manifest.targets[0]
     shipment = deltas.make(bundle, target, has)

@@ -54,9 +54,13 @@ class FileCache:
                 path.unlink()
             return False
 
-    def has(self, key: str) -> bool:
-        """Whether there is an entry for `key`. Only `get` verifies the entry."""
-        return (self.folder / key / ENTRY).is_file()
+    def find(self, key: str) -> list[Path]:
+        """Return the files of `key` in the cache; [] if the entry is absent. Only `get` verifies them."""
+        entry = self.folder / key
+        with contextlib.suppress(OSError):
+            os.utime(entry / ENTRY)
+            return [path for path in entry.iterdir() if path.name != ENTRY]
+        return []
 
     def put(self, key: str, paths: Sequence[Path]) -> None:
         """Store copies of files under `key`. Errors of the disk are ignored."""

@@ -21,9 +21,6 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 CHANNELS = (1, 3, 4)
 TOKEN_DATATYPES = ("INT32", "INT64")
 COMMENT_COLUMN = 34
-# The length of the range of each preset's values, and how far the range of an INT8 input may differ from it.
-PRESET_RANGES = {"imagenet": 4.76, "yolo": 1.0}
-RANGE_FACTOR_MAX = 1.5
 # Each tuple has the sides, in pixels, of the cells in the grids of a YOLO model. Each cell has one or three anchors. In
 # the output [N, steps, letters] of a text recognizer, the number of steps is not such a number of anchors.
 GRIDS = ((8, 16, 32), (16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
@@ -108,8 +105,8 @@ def _processing_lines(source: SourceModel, detector: bool, classes: int | None) 
         lines.append("# Processing on the device: raw frames and JPEG files to inputs, outputs to labels.")
         colour = any(3 in (spec.shape[1], spec.shape[3]) for spec in images)
         preset = "yolo" if detector else "imagenet"
-        if not colour or len(source.inputs) != 1 or not _holds(preset, source, images[0]):
-            preset = "preprocess.toml"
+        if not colour or len(source.inputs) != 1 or source.inputs[0].datatype != "FP32":
+            preset = "preprocess.toml"  # no preset fits, or the range of an INT8 input may cut the preset's values
         has_rule = (folder / "preprocess.toml").is_file()
         if has_rule:
             lines.append(_line("preprocess", "preprocess.toml", "found beside the model"))
@@ -126,14 +123,6 @@ def _processing_lines(source: SourceModel, detector: bool, classes: int | None) 
         unset = not (folder / "labels.txt").is_file()
         lines.append(_line("labels", "labels.txt", f"the names of the {count}classes, one per line", unset=unset))
     return lines
-
-
-def _holds(preset: str, source: SourceModel, image: TensorSpec) -> bool:
-    """Return whether the preset's values fit the input: it is FP32, or INT8 with about their range."""
-    if image.name not in source.scales:
-        return image.datatype == "FP32"
-    factor = 255 * source.scales[image.name][0] / PRESET_RANGES[preset]
-    return 1 / RANGE_FACTOR_MAX < factor < RANGE_FACTOR_MAX
 
 
 def _line(key: str, value: str | float | list[str], comment: str = "", *, unset: bool = False) -> str:

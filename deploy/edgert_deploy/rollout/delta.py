@@ -8,11 +8,14 @@ same delta, which is made once.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,11 +27,12 @@ from edgert.bundle.delta import PATCH_BYTES_MAX, WINDOW_BYTES_MAX, Part, parts_o
 from edgert.bundle.manifest import FileEntry, Manifest, TargetEntry
 from edgert.errors import DeviceError
 from edgert.printable import counted
+from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.common.quantities import size_text
-from edgert_deploy.rollout.object_cache import ObjectCache
 
 FORMAT = 2
+CACHE_BYTES_MAX = 2 * 1024**3  # for the files, and for the deltas
 PATCH_LEVEL = 9  # level 19 takes 6 to 13 times as long and makes no smaller patch (docs/decisions/0010)
 WINDOW_LOG_MIN = 10  # the smallest window of zstd
 WHOLE_LEVEL = 9
@@ -122,18 +126,24 @@ def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: b
 
 @dataclass(frozen=True)
 class Deltas:
-    """Makes deltas. Caches the deltas and the files in them. Threads may share one object."""
+    """Makes deltas. Caches the deltas and the files in them, by SHA-256. Threads may share one object."""
 
     folder: Path = field(default_factory=lambda: cache_folder() / "transfer")
     _making: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
     @property
-    def objects(self) -> ObjectCache:
-        return ObjectCache(self.folder / "objects")
+    def files(self) -> FileCache:
+        return FileCache(self.folder / "sent-files", CACHE_BYTES_MAX)
 
     @property
-    def _deltas(self) -> ObjectCache:
-        return ObjectCache(self.folder / "deltas")
+    def _deltas(self) -> FileCache:
+        return FileCache(self.folder / "made-deltas", CACHE_BYTES_MAX)
+
+    def keep_bundle(self, path: Path) -> None:
+        """Cache the files of a bundle, to make patches from them. Raises BundleError, and OSError."""
+        with self._temporary_folder() as folder, open_bundle(path, trusted=None) as bundle:
+            bundle.unpack(Path(folder), frozenset(entry.path for entry in bundle.manifest.files))
+            self._keep_files(bundle.manifest.files, Path(folder))
 
     def make(self, path: Path, target: TargetEntry, has: DeviceFiles) -> Delta:
         """Return the delta of the bundle at `path` for a device that `has` some files.
@@ -145,7 +155,11 @@ class Deltas:
             bases = self._bases(new, has)
             key = _key(bundle, new, bases, has)
             with self._making[key]:
-                file = self._deltas.find(key) or self._make(key, bundle, new, bases, zstd=has.zstd)
+                if not self._deltas.find(key):
+                    self._make(key, bundle, new, bases, zstd=has.zstd)
+                if not (found := self._deltas.find(key)):
+                    raise OSError(errno.ENOSPC, "no room for it")
+        file = found[0]
         files = bundle.manifest.files_for(target)
         patched = sum(part.encoding == "patch" for part in parts_of(file))
         whole = sum(entry.size_bytes for entry in files)
@@ -159,29 +173,47 @@ class Deltas:
             if not has.zstd or not 0 < entry.size_bytes <= has.patch_bytes_max:
                 continue
             for sha256 in predecessors(entry, has.files):
-                content = self.objects.find(sha256)
-                if content is not None and 0 < content.stat().st_size <= has.patch_bytes_max:
+                kept = self.files.find(sha256)
+                if kept and 0 < kept[0].stat().st_size <= has.patch_bytes_max:
                     bases[entry.sha256] = sha256
                     break
         return bases
 
     def _make(
         self, key: str, bundle: Bundle, new: Sequence[FileEntry], bases: Mapping[str, str], *, zstd: bool
-    ) -> Path:
-        with self._deltas.temporary_folder() as folder:
+    ) -> None:
+        with self._temporary_folder() as folder:
             unpacked = Path(folder) / "files"
             unpacked.mkdir()
             bundle.unpack(unpacked, frozenset(entry.path for entry in new))
             parts = []
             for number, entry in enumerate(new):
                 old = bases.get(entry.sha256, "")
-                content = self.objects.read(old) if old else None
+                content = self._content(old) if old else None
                 base = (old, content) if content is not None else None
                 parts.append(packed(entry, unpacked / entry.path, base, zstd, Path(folder) / str(number)))
             with (Path(folder) / "delta").open("wb") as out:
                 write_delta(out, bundle.envelope.raw, parts)
-            self.objects.keep_files(new, unpacked)
-            return self._deltas.keep(key, Path(folder) / "delta")
+            self._keep_files(new, unpacked)
+            self._deltas.put(key, [Path(folder) / "delta"])
+
+    def _keep_files(self, entries: Iterable[FileEntry], unpacked: Path) -> None:
+        for entry in entries:
+            if not self.files.find(entry.sha256):
+                self.files.put(entry.sha256, [unpacked / entry.path])
+
+    def _content(self, sha256: str) -> bytes | None:
+        """Return the content with this hash. Return None if the file is missing or damaged."""
+        with contextlib.suppress(OSError):
+            content = b"".join(path.read_bytes() for path in self.files.find(sha256))
+            if hashlib.sha256(content).hexdigest() == sha256:
+                return content
+        return None
+
+    def _temporary_folder(self) -> tempfile.TemporaryDirectory[str]:
+        """Make a folder on the disk of the cache. The cache removes the folder if this process is killed."""
+        self._deltas.folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=".new-", dir=self._deltas.folder)
 
 
 def make_patch(new: bytes, old: bytes) -> bytes:

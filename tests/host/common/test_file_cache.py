@@ -73,8 +73,8 @@ def test_the_least_recently_used_entry_is_evicted_first(maker: Maker, tmp_path: 
     maker.cache = FileCache(maker.cache.folder, int(size * 2.5))
     maker(KEYS[2])
     assert {path.name for path in maker.cache.folder.iterdir()} == {KEYS[0], KEYS[2]}
-    assert not maker.cache.has(KEYS[1])
-    assert maker.cache.has(KEYS[2])
+    assert not maker.cache.find(KEYS[1])
+    assert {path.name for path in maker.cache.find(KEYS[2])} == {"model.onnx", "model.bin"}
 
 
 def test_files_are_made_although_the_cache_cannot_be_written(maker: Maker, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_patch_gives_the_same_files_as_the_whole_bundle(
     whole = world.deliver(second, delta_format=0)  # a device that accepts no deltas gets the whole bundle
     by_bundle = slot(state)
     assert whole.sent_bytes == second.stat().st_size
-    world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
+    world.deltas.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
     SlotStore(state.models / "echo").rollback()
     planned = world.transfer(second).planned_bytes(world.daemon.status())  # the bytes that a dry run reports
     patched = world.deliver(second)
@@ -150,7 +150,7 @@ def test_the_claim_reports_the_files_of_the_device_even_if_its_slots_are_damaged
 def test_a_damaged_slot_only_causes_a_transfer_of_the_whole_bundle(
     world: World, state: StateDir, key: SigningKey, tmp_path: Path
 ) -> None:
-    world.deltas.objects.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
+    world.deltas.keep_bundle(tmp_path / "bundles" / "echo-1.edgert")
     old = held_files(state, "echo")[hashlib.sha256(weights(1)).hexdigest()]
     old.write_bytes(old.read_bytes()[:-1] + b"?")
     second = bundle_of(tmp_path / "bundles", key, 2)

@@ -105,7 +105,7 @@ def deploy(
     limits = trial.limits_of(offer.manifest.model)
     request = request_for(bundle, offer, trial.trial_s, transfer.bytes_per_s or 0.0, limits, dry_run)
     for path in transfer.delta_from:
-        request.deltas.objects.keep_bundle(path)
+        request.deltas.keep_bundle(path)
     if dry_run:
         _show_plan(request, strategy, devices, verbose, as_json)
         return

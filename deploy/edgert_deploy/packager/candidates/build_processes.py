@@ -78,7 +78,7 @@ class BuildProcesses:
         return artifact
 
     def is_cached(self, spec: BuildSpec) -> bool:
-        return self._cache.has(cache_key(spec, self._source, self._calibration))
+        return bool(self._cache.find(cache_key(spec, self._source, self._calibration)))
 
     def activations(self, progress: Progress) -> tuple[Activation, ...]:
         """Return the ranges of the layers' answers. Return none if the model is not ONNX, or after a crash.

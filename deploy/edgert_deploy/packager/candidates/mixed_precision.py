@@ -213,7 +213,7 @@ def _recipe(builder: CandidateBuilder, spec: BuildSpec) -> Recipe:
 
 
 class _SavedHarms:
-    """The harms of layers, in a file beside the build cache; an unusable file means new measurements."""
+    """The harms of layers, in a file beside the cache. If it is unusable, they are measured again."""
 
     def __init__(self, builder: CandidateBuilder, spec: BuildSpec, recipe: Recipe) -> None:
         evaluation = builder.evaluation

@@ -30,7 +30,7 @@ OF_QUANTIZED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuant
 
 
 def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx.ModelProto:
-    """Return `model` folded at a fixed `batch`, with functions inlined.
+    """Return `model` folded at a fixed `batch`, with ONNX's functions inlined.
 
     An operator in `lowered` stays, even if ONNX defines it as a function. Raises OperatorUnsupported for operators
     outside of ONNX, and BuildFailed if ONNX Runtime cannot fold the model.
@@ -50,8 +50,7 @@ def folded(model: onnx.ModelProto, batch: int, lowered: Collection[str]) -> onnx
 
 
 def _refuse_foreign(model: onnx.ModelProto) -> None:
-    own = {function.domain for function in model.functions}
-    foreign = [n for n in model.graph.node if n.domain not in ONNX_DOMAINS and n.domain not in own]
+    foreign = [n for n in model.graph.node if n.domain not in ONNX_DOMAINS]
     if foreign:
         names: dict[str, list[str]] = {}
         for node in foreign:
@@ -81,9 +80,7 @@ def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 
 
 def _spelled_out(model: onnx.ModelProto, lowered: Collection[str]) -> onnx.ModelProto:
-    """Return `model` with inlined functions: its own, and ONNX's functions that are not in `lowered`."""
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    """Inline ONNX's functions that are not in `lowered`; sources/ has inlined the model's own."""
     # The inliner needs an entry with the type of each input of a node, even for constants and absent inputs.
     constants = [(i.name, i.data_type, i.dims) for i in model.graph.initializer]
     for name, element, dims in [*constants, ("", onnx.TensorProto.FLOAT, [])]:

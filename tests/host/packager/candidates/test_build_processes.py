@@ -49,7 +49,7 @@ def test_two_simultaneous_builds_are_in_the_cache_afterwards(
     builds = BuildProcesses(tmp_path, digits_source, digits_calibration, cache)
     builds.prebuild(SPECS, lines.append, processes=2)
     for spec in SPECS:
-        assert cache.has(cache_key(spec, digits_source, digits_calibration))
+        assert cache.find(cache_key(spec, digits_source, digits_calibration))
     assert {"raspberry-pi-4: building tflite int8", "this-machine: building onnxruntime int8"} <= set(lines)
     lines.clear()
     builds.prebuild(SPECS, lines.append, processes=2)
