@@ -89,7 +89,7 @@ class Search:
             more = "; the budget ended the search for fewer layers" if self.budget_spent else ""
             if not self.found.is_worth_it:
                 share = share_text(self.found.artifact.int8_share)
-                more += f"; {share} of the work is left in INT8, so --precision auto takes it only if it is the fastest"
+                more += f"; {share} of the work is left in INT8, so --precision auto packs it only if it is the fastest"
             return (
                 f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
                 f"{', '.join(names)} (with no layer in float: {self.plain.result.loss()}){more}"
