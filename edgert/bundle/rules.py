@@ -335,7 +335,7 @@ def check_detect(detect: Detect, outputs: tuple[TensorSpec, ...]) -> None:
         )
     if detect.scores and detect.objectness:
         raise BundleError(
-            "detection reads objectness only from an output with both boxes and scores: leave objectness or scores out"
+            "detection reads objectness only from an output with both boxes and scores: omit objectness or scores"
         )
 
 

@@ -107,7 +107,7 @@ def check_embed(rule: Embed, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         form = "[N, D]" if axes == 2 else "[N, T, D]"
         raise BundleError(f"pooling {rule.pooling!r} needs floats {form}; output {spec.name!r} is {spec.form}")
     if rule.name in {tensor.name for tensor in outputs}:
-        raise BundleError(f"the model has an output {rule.name!r} already: leave the embedding's rule out")
+        raise BundleError(f"the model has an output {rule.name!r} already: omit the embedding's rule")
     if rule.pooling != "mean":
         return
     mask = next((tensor for tensor in inputs if tensor.name == rule.mask), None)

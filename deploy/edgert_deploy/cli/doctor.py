@@ -23,7 +23,7 @@ from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
 @click.command()
 @selector_argument(required=False)
 @click.option("--host", "host_only", is_flag=True, help="Check this host only.")
-@click.option("-q", "--quiet", is_flag=True, help="Leave out findings that are ok.")
+@click.option("-q", "--quiet", is_flag=True, help="Omit findings that are ok.")
 @profiles_option
 @inventory_option
 @json_option

@@ -17,7 +17,7 @@ from edgert_deploy.common.keys import key_paths, publish
 from edgert_deploy.common.project import FILE_NAME, INVENTORY, KEYS, find_project, find_root
 
 PROJECT = """\
-# A project of EdgeRT. Commands in this folder, or below it, use these values for options that you leave out.
+# A project of EdgeRT. Commands in this folder, or below it, use these values for options that you omit.
 # A team commits this folder: paths are relative to it, and secrets do not belong here. Durations have a unit: 90s, 2h.
 
 # inventory = "inventory.toml"         # the fleet

@@ -156,7 +156,7 @@ def _check_recipe(request: BuildRequest) -> None:
         )
     if request.recipe and request.source.quantized:
         raise ConfigInvalid(
-            f"--recipe {request.recipe}: the model is quantized already and keeps its own scales: leave --recipe out"
+            f"--recipe {request.recipe}: the model is quantized already and keeps its own scales: omit --recipe"
         )
 
 
@@ -181,7 +181,7 @@ def check_request(request: BuildRequest, out: Path) -> None:
     if request.precision in ("int8", "fp16") and is_float_only(request.source.proto):
         raise ConfigInvalid(
             f"--precision {request.precision}: the model consists of {', '.join(classical_operators(request.source.proto))} "
-            "(scikit-learn, XGBoost, LightGBM), which only compute in FP32: leave --precision out, or give fp32"
+            "(scikit-learn, XGBoost, LightGBM), which only compute in FP32: omit --precision, or give fp32"
         )
     drop = max(request.max_drop, request.max_class_drop or 0)
     if drop > 1 and ":" not in request.metric:  # the user's own metric may have any unit

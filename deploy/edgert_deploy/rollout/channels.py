@@ -201,7 +201,7 @@ class Channels:
         ahead_s = 0.0 if before is None else expiry_time(before.issued) - now_s
         if before is not None and ahead_s > 0 and (there_s is None or ahead_s <= CLOCK_S_MAX):
             raise ConfigInvalid(
-                f"channel {channel} was signed at {before.issued}, and it is {time_text(now_s)} on this host: set the clock of this host"
+                f"channel {channel} was signed at {before.issued}, but this host's clock says {time_text(now_s)}: set this clock"
             )
         return Statement(
             channel=channel,

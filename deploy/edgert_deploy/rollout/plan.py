@@ -188,7 +188,7 @@ def _check_limits(limits: TrialLimits, facts: DeviceStatus, on_trial: ModelStatu
         )
     if "temp_c" in limits.bounds and facts.temp_c is None:
         raise TransitionRefused(
-            f"{facts.device} has no readable thermometer: leave the limit temp_c out for it (--limit temp_c=off)"
+            f"{facts.device} has no readable thermometer: omit the limit temp_c for it (--limit temp_c=off)"
         )
     if on_trial is None:
         return

@@ -36,7 +36,7 @@ def rows(choice: Choice, model_bytes: int) -> str:
     for candidate in choice.packed:
         lines.append(_row(choice.profile.name, candidate, model_bytes))
         if tried := choice.tried_text(candidate.artifact.engine):
-            best = f"takes {candidate.how}; " if candidate.passed else ""
+            best = f"gets {candidate.how}; " if candidate.passed else ""
             lines.append(f"  {candidate.artifact.engine} {best}tried: {tried}")
     if choice.packed[0].result.similarity_only:
         lines.append(
@@ -48,7 +48,7 @@ def rows(choice: Choice, model_bytes: int) -> str:
 
 def times(choices: Iterable[Choice]) -> str:
     """Return a table of each measured target's candidates: gate, speed, and whether they were packed."""
-    table = [("target", "candidate", "on", "p50 ms", "threads", "gate", "")]
+    table = [("target", "candidate", "on", "p50 ms", "threads", "gate", "note")]
     for choice in choices:
         packed = [candidate.id for candidate in choice.packed]
         for candidate in choice.tried if choice.timings else ():
@@ -60,7 +60,7 @@ def times(choices: Iterable[Choice]) -> str:
             elif candidate.id in packed:
                 continue
             if candidate.id in packed and not note:
-                note = "packed" if packed.index(candidate.id) else "first"
+                note = "packed" if packed.index(candidate.id) else "packed first"
             gate = "pass" if candidate.passed else "FAIL"
             table.append((choice.profile.name, candidate.id, where, time, threads, gate, note))
     return columns(table)

@@ -95,7 +95,7 @@ def _output_rule(source: SourceModel, before: InputRule | None, options: BuildOp
         after = read_postprocess(options.postprocess, source, options.labels, before)
         if source.buckets is not None and isinstance(after, Detect):
             raise ConfigInvalid(
-                "--buckets cannot be combined with a detector's boxes, which need fixed sizes: leave one of them out"
+                "--buckets cannot be combined with a detector's boxes, which need fixed sizes: omit one of them"
             )
     elif options.labels is not None:
         after = read_classify(options.labels, source)

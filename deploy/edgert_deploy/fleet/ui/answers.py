@@ -103,7 +103,7 @@ class Answers:
             return [_flat({"time": time_text(rollout["started_ms"]), **rollout}) for rollout in self.hub.rollouts.shown]
         if path == "channels":
             return [_flat(channel) for channel in self.history.channels(self.site)]
-        raise ConfigInvalid(f"/api/v1/{path[:80]} has no rows: leave format=csv out")
+        raise ConfigInvalid(f"/api/v1/{path[:80]} has no rows: omit format=csv")
 
     def latency(self, parameters: Parameters) -> dict[str, Any]:
         """Return the curves and heat-map of each model and version."""

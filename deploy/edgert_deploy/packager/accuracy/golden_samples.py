@@ -107,7 +107,7 @@ def tolerances(
             raise BuildFailed(
                 f"{artifact.judged_by} {cause_text(error)} while it answered the golden samples with the "
                 f"{artifact.kind.upper()} artifact, on {counted(threads, 'thread')}; this is a fault of the engine: build with "
-                f"another --precision, or leave {artifact.engine} out of the profile's engines"
+                f"another --precision, or remove {artifact.engine} from the profile's engines"
             ) from error
         largest = [max(worst, _difference(a, b)) for worst, a, b in zip(largest, answers, golden, strict=True)]
     return tuple(

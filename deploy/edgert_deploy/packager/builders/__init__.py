@@ -276,7 +276,7 @@ def _refusal(source: SourceModel, engine: str, target: str) -> ConfigInvalid | O
         )
     if source.fold is not None and not builder.accepts_folded_preprocessing:
         return ConfigInvalid(
-            f"--fold-preprocess makes {engine} slower, and target {target} uses {engine}: leave the option out, "
+            f"--fold-preprocess makes {engine} slower, and target {target} uses {engine}: omit the option, "
             "and the device preprocesses as the manifest describes"
         )
     return None

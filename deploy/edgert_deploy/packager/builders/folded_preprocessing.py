@@ -19,7 +19,7 @@ from edgert_deploy.packager.sources.onnx_graph.axes import rename
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
 from edgert_deploy.packager.sources.source_model import HEAD, Fold, SourceModel
 
-_LEAVE_OUT = "leave the option out, and devices preprocess as the manifest describes"
+_OMIT_IT = "omit the option, and devices preprocess as the manifest describes"
 
 
 def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preprocess]:
@@ -31,12 +31,12 @@ def folded(source: SourceModel, rule: Preprocess) -> tuple[SourceModel, Preproce
     if source.kind != "onnx" or len(spec.shape) != 4 or spec.datatype != "FP32":
         raise ConfigInvalid(
             f"--fold-preprocess needs an ONNX model with an FP32 input of 4 axes; input {spec.name!r} of this {source.kind} "
-            f"model is {spec.datatype} {list(spec.shape)}: {_LEAVE_OUT}"
+            f"model is {spec.datatype} {list(spec.shape)}: {_OMIT_IT}"
         )
     if not _is_plain(source.proto, spec.name):
         raise ConfigInvalid(
             f"--fold-preprocess cannot be used: no operator of the model reads input {spec.name!r}, or an operator's name "
-            f"begins with {HEAD!r}: {_LEAVE_OUT}"
+            f"begins with {HEAD!r}: {_OMIT_IT}"
         )
     layout = rule.model_layout if rule.layout == "model" else rule.layout
     channels, height, width = (

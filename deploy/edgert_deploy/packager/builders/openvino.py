@@ -92,7 +92,7 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
     bare = source if source.fold is None else replace(source, proto=source.fold.inner)
     proto = bare.proto if spec.precision == "int8" else float_proto(bare)
     versions = {"openvino": openvino.__version__.split("-")[0]}
-    advice = "export the model without that operator, or leave openvino out of the profile's engines"
+    advice = "export the model without that operator, or remove openvino from the profile's engines"
     with vendor_tool(f"openvino cannot read {source.path.name}", advice):
         try:
             model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))

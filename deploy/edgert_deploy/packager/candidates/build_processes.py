@@ -182,7 +182,7 @@ def _complaint(failed: sandbox.ChildFailed, spec: BuildSpec, model: str, step: s
     }.get(failed.cause, "this is a fault of the engine's tools: try --precision fp32")
     return (
         f"the {spec.engine} builder {children.cause_text(failed)} on {model} after {step!r}; {advice}, "
-        f"or leave {spec.engine} out of the profile's engines"
+        f"or remove {spec.engine} from the profile's engines"
     )
 
 

@@ -153,7 +153,7 @@ def _complaint(what: str, cause: str, spec: BuildSpec, artifact: Artifact) -> st
     }.get(cause, f"this is a fault of the engine: {other_form}")
     return (
         f"{artifact.judged_by} {what} while it answered the hold-out samples with the {artifact.kind.upper()} "
-        f"artifact{recipe} of {spec.profile.name}; {advice}, or leave {spec.engine} out of the profile's engines"
+        f"artifact{recipe} of {spec.profile.name}; {advice}, or remove {spec.engine} from the profile's engines"
     )
 
 

@@ -247,7 +247,7 @@ def check_gate(choices: Sequence[Choice]) -> None:
     ]
     if in_fp32:
         engine = in_fp32[0].artifact.engine
-        advice = f"{engine} fails in FP32 too, so this engine computes the model wrongly: leave {engine} out of the profile's engines"
+        advice = f"{engine} fails in FP32 too, so this engine computes the model wrongly: remove {engine} from the profile's engines"
     raise AccuracyTooLow(f"{'; '.join(parts)}; the largest allowed drop is {allowed}. No bundle was written. {advice}")
 
 

@@ -163,7 +163,7 @@ def _check_buckets(request: BuildRequest) -> None:
             if not (samples.sizes == size).any():
                 raise CalibrationInvalid(
                     f"no {kind} sample is for bucket {size}, which holds lengths of {least} to {size} along {buckets.axis!r}. "
-                    "Add samples of these lengths, or leave this bucket out"
+                    "Add samples of these lengths, or omit this bucket"
                 )
             least = size + 1
 

@@ -36,7 +36,7 @@ def table(caption: str, columns: str, rows: Sequence[Sequence[Cell]]) -> str:
     rest = rows[ROWS_SHOWN_MAX:ROWS_MAX]
     if not rest:
         return first
-    left = f" ({len(rows) - ROWS_MAX} more are left out)" if len(rows) > ROWS_MAX else ""
+    left = f" ({len(rows) - ROWS_MAX} more are not shown)" if len(rows) > ROWS_MAX else ""
     folded = _table_of(f"{caption}, the rest", parsed, rest)
     return f"{first}<details><summary>{len(rest)} more{left}</summary>{folded}</details>"
 

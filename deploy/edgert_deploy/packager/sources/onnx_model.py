@@ -161,9 +161,9 @@ def _rewrite(
     progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
     changed |= reshape_whole_lookups(proto)
-    remarks += tuple(f"output {name!r} is always empty: it is left out" for name in drop_empty_outputs(proto))
+    remarks += tuple(f"output {name!r} is always empty: it is removed" for name in drop_empty_outputs(proto))
     unread = drop_unread_inputs(proto)
-    remarks += tuple(f"no operator reads input {name!r}: it is left out, and apps do not send it" for name in unread)
+    remarks += tuple(f"no operator reads input {name!r}: it is removed, and apps do not send it" for name in unread)
     return changed, remarks, unread
 
 

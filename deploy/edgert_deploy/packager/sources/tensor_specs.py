@@ -84,7 +84,7 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
     if 0 in first[1:]:
         raise SourceInvalid(
             f"output {name!r} has shape {list(first)} for a sample of zeros: it is empty, or its length depends on the values; "
-            "leave it out of the export, or export the model with a fixed length"
+            "omit it from the export, or export the model with a fixed length"
         )
     if inputs[0].shape[0] != -1:
         if not first or first[0] != 1:

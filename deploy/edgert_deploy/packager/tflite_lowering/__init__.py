@@ -55,7 +55,7 @@ def lower(model: onnx.ModelProto) -> bytes:
             problems.append(("an output", str(reason)))
     raise OperatorUnsupported(
         f"{counted(len(problems), 'part')} of this model cannot be converted to TFLite: {_by_reason(problems)}. "
-        "Export the model without these parts, or leave tflite out of the profile's engines"
+        "Export the model without these parts, or remove tflite from the profile's engines"
     )
 
 

@@ -79,7 +79,7 @@ def that_ends(signal_number: int, source: SourceModel) -> SourceModel:
 @pytest.mark.parametrize(
     ("signal_number", "message"),
     [
-        (signal.SIGSEGV, "the tflite builder crashed .SIGSEGV. on hostile.onnx after .*leave tflite out"),
+        (signal.SIGSEGV, "the tflite builder crashed .SIGSEGV. on hostile.onnx after .*remove tflite from"),
         (signal.SIGKILL, "the tflite builder ran out of memory on hostile.onnx .*--jobs 1"),
         (signal.SIGXCPU, "the tflite builder took more than 8 h of processor time"),
     ],

@@ -68,7 +68,7 @@ def test_in_every_engine_only_the_layers_around_an_outlier_stay_in_float(
         assert {artifact.precision for artifact in bundle.manifest.artifacts} == {"mixed"}
     # Little of the work is in INT8, but users may expect that an artifact named INT8 is fast.
     assert any(
-        "left in INT8, so --precision auto takes it only if it is the fastest" in warning for warning in result.warnings
+        "left in INT8, so --precision auto packs it only if it is the fastest" in warning for warning in result.warnings
     )
     assert receipt is not None
     search = receipt["targets"][0]["mixed_precision"][0]

@@ -27,5 +27,5 @@ def test_a_long_table_is_folded_and_the_rows_that_are_left_out_are_counted() -> 
     assert "<details>" not in rows(ROWS_SHOWN_MAX)
     assert "<summary>1 more</summary>" in rows(ROWS_SHOWN_MAX + 1)
     long = rows(ROWS_MAX + 3)
-    assert f"<summary>{ROWS_MAX - ROWS_SHOWN_MAX} more (3 more are left out)</summary>" in long
+    assert f"<summary>{ROWS_MAX - ROWS_SHOWN_MAX} more (3 more are not shown)</summary>" in long
     assert long.count('scope="row"') == ROWS_MAX

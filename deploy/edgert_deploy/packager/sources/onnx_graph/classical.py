@@ -79,7 +79,7 @@ def _without_text(proto: Any, classes: str) -> tuple[str, ...]:
         remove_unused(proto.graph)
     named = f", which are, in order: {classes}" if classes else ""
     return tuple(
-        f"output {value.name!r} is text, and is left out: apps read the largest score, and --labels gives the names of "
+        f"output {value.name!r} is text, and is removed: apps read the largest score, and --labels gives the names of "
         f"the classes{named}"
         for value in texts
     )

@@ -69,9 +69,7 @@ def _sequence_of(lowering: Lowering, node: Node) -> _Sequence:
             f"it has {x.dims[0]} steps; at most {STEPS_MAX} are unrolled, so export the model for shorter sequences"
         )
     if node.input(LENGTHS) and (lowering.value(node.input(LENGTHS), "the lengths of the sequences") < x.dims[0]).any():
-        raise Unsupported(
-            "some sequences are shorter than the input; leave sequence_lens out, and pad or cut the input"
-        )
+        raise Unsupported("some sequences are shorter than the input; omit sequence_lens, and pad or cut the input")
     unusual = [name for name in ("clip", "input_forget") if node.attributes.get(name)]
     if unusual or node.input(PEEPHOLES):
         raise Unsupported(f"{', '.join(unusual) or 'a peephole'} is not supported; export the model without it")
@@ -92,7 +90,7 @@ def _activations(node: Node, directions: int) -> list[list[Activation]]:
     alphas, betas = (node.attributes.get(f"activation_{name}", ()) for name in ("alpha", "beta"))
     if not (np.allclose(alphas, ALPHA) and np.allclose(betas, BETA)):
         raise Unsupported(
-            f"an activation has parameters other than alpha {ALPHA} and beta {BETA}; leave these parameters out"
+            f"an activation has parameters other than alpha {ALPHA} and beta {BETA}; omit these parameters"
         )
     activations = [ACTIVATIONS[name.lower()] for name in names]
     return [activations[i * len(default) : (i + 1) * len(default)] for i in range(directions)]

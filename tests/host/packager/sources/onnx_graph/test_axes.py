@@ -273,7 +273,7 @@ def test_a_flag_that_chooses_a_branch_becomes_a_constant(value: bool, node: str)
     answer, data = examined(text, flag=[value])
     assert shapes_of(answer, "inputs") == [[-1, 8]]
     assert [spec["name"] for spec in answer["outputs"]] == (["out"] if value else ["out", "kept"])
-    assert answer["remarks"] == (["output 'kept' is always empty: it is left out"] if value else [])
+    assert answer["remarks"] == (["output 'kept' is always empty: it is removed"] if value else [])
     assert onnx.load_from_string(data).graph.node[0].op_type == node
     with pytest.raises(SourceInvalid, match=r"x=true: the input is float32 \[N, 8\]; only a BOOL with fixed axes"):
         examined(text, x=[True])

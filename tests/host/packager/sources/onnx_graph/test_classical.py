@@ -95,7 +95,7 @@ def test_outputs_with_labels_of_text_are_left_out_and_the_scores_stay(tmp_path: 
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert [(spec.name, spec.datatype, spec.shape) for spec in source.outputs] == [("maps", "FP32", (-1, 3))]
     assert [node.op_type for node in source.proto.graph.node] == ["TreeEnsembleClassifier", "Cast"]
-    assert "output 'shown' is text, and is left out" in source.remarks[-1]
+    assert "output 'shown' is text, and is removed" in source.remarks[-1]
     assert source.remarks[-1].endswith("in order: cold, warm, hot")
 
 
