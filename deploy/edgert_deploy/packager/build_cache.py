@@ -1,4 +1,4 @@
-"""The keys of artifacts in the cache (common/file_cache.py): digests of everything that determines them.
+"""The keys of artifacts in the cache (common/file_cache.py): digests of all that determines them.
 
 A key is a SHA-256 of all inputs. These are the source graph, the calibration samples, precision and options, the
 profile's fields that a builder may read, the versions of the libraries, and the packager's own code.
