@@ -61,31 +61,14 @@ def deploy(
 ) -> None:
     """Send BUNDLE to the devices of SELECTOR and make it live, or roll back.
 
-    Each device installs the new version, loads it beside the live version, and checks its golden samples. Then the
-    device makes the new version live on trial, checks it again through the socket, and keeps it. If a step fails, the
-    previous version stays live or becomes live again. If a device does not answer, the command continues with the other
-    devices. If a local device is not bootstrapped yet, the command bootstraps the device first. A device accepts one
-    deployment of a model at a time and refuses a second deployment. Without SELECTOR, the command deploys to the
-    devices of the project's `selector`.
-
-    With --limit and --watch, the device measures the version on trial. If the version breaks a limit, or if this host
-    does not confirm the version, the device rolls it back by itself and reports the reason. Limits may also be in
-    edgert.toml, table [trial].
-
-    A rollout over a fleet can have steps: some devices first (--canary), then waves with a pause between them. The
-    rollout stops when too many devices fail. The project records the progress: after Ctrl-C, a stop or a crash of this
-    host, `edgert rollout resume` continues the rollout, on this or another host of the team.
-
-    For many devices, a terminal shows a table of the devices in progress. Without a terminal, the command prints a line
-    after each tenth of the devices; --verbose prints a line for each step. With more than 40 devices the result is a
-    summary, with one line for each cause of failure.
-
-    A device gets only the files that it lacks, as patches if the device has an older version. An interrupted transfer
-    continues where it stopped, even if you repeat the command.
+    Each device loads the new version beside the live version and checks its golden samples. Then the device makes the
+    new version live on trial, checks it again through the socket, and keeps it. If a step fails, the previous version
+    stays live or becomes live again. With --limit and --watch, the device also measures the version on trial. Without
+    SELECTOR, the command deploys to the devices of the project's `selector`.
 
     Ctrl-C ends a transfer or a watch at once; any other step finishes first. Then the command rolls back the devices
-    whose new version is on trial. A second Ctrl-C ends the command at once: a device on trial then rolls back by
-    itself.
+    whose new version is on trial. After a second Ctrl-C, these devices roll back by themselves. `edgert rollout resume`
+    continues a rollout that ended early. docs/deploying.md explains waves, limits and transfers.
 
     The exit code is 0 if the release is live on every device, else the code of the first failure: 5 bundle refused, 6
     unreachable or another host key, 7 device error, 9 rolled back; 130 interrupted.
