@@ -67,7 +67,6 @@ class ModelService:
     """Serves the live version of one model.
 
     Args:
-        boot: The id of the daemon's run.
         report: Reports an event of the model in telemetry. Its arguments are the event's name and fields.
         admit: Returns whether the live version may load now. If it returns False, it calls `sync` later. It raises if
             the version cannot load soon.
