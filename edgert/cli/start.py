@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,8 +14,9 @@ import click
 
 from edgert.checks.status import DaemonStatus, ask_daemon
 from edgert.cli.output import emit, json_option, progress
+from edgert.cli.stop import end_monitor
 from edgert.config import read_config
-from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor, monitor_of, signal_monitor
+from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor, monitor_of
 from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import storing
 from edgert.errors import DaemonUnreachable, DeviceError
@@ -56,30 +56,18 @@ def start(state: StateDir, as_json: bool) -> None:
     emit({"pid": running.pid, "socket": socket}, text, as_json)
 
 
-def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
-    """Start a monitor with its daemon; return both once the daemon answers.
-
-    If a monitor already runs and its daemon was killed, this monitor starts the next daemon: then the result has no
-    process. Raises DeviceError and StorageFailed.
-    """
-    monitor, told = None, None
-    until = time.monotonic() + START_S_MAX
+def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes], DaemonStatus]:
+    """Start a monitor with its daemon; return both once the daemon answers. Raises DeviceError and StorageFailed."""
     with _open_log(state) as log:
+        end_monitor(state)
+        monitor = _start_monitor(state, log)
+        until = time.monotonic() + START_S_MAX
         while time.monotonic() < until:
             running = _status(state)
             if running is not None:
                 return monitor, running
-            if monitor is not None and monitor.poll() is not None:
+            if monitor.poll() is not None and monitor_of(state.root) is None:  # not replaced by another start
                 break
-            other = None if monitor else monitor_of(state.root)
-            if monitor is None and other is None:
-                monitor = _start_monitor(state, log)
-            elif other is not None and other != told:
-                signal_monitor(other, signal.SIGCONT)
-                told = other
-                progress(
-                    f"no daemon answers, but its monitor (pid {other}) runs: the monitor starts the next daemon now"
-                )
             time.sleep(POLL_S)
     lines = Path(log.name).read_text(errors="replace").splitlines()[-5:]
     raise DeviceError(f"the daemon did not start; the end of {log.name}:\n  " + "\n  ".join(lines))

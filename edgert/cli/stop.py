@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ import click
 
 from edgert.cli.output import emit, json_option, progress
 from edgert.config import check_is_device
-from edgert.daemon.monitor import monitor_of, signal_monitor
+from edgert.daemon.monitor import monitor_of
 from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import locked
 from edgert.errors import DaemonUnreachable, DeviceError
@@ -52,7 +54,7 @@ def stop_daemon(state: StateDir) -> int | None:
     try:
         pid = int(ask(state.control_socket, {"op": "stop"})["pid"])
     except DaemonUnreachable:
-        _end_monitor(state)
+        end_monitor(state)
         return None
     try:
         if state.read_only:
@@ -64,15 +66,16 @@ def stop_daemon(state: StateDir) -> int | None:
     return pid
 
 
-def _end_monitor(state: StateDir) -> None:
-    """End the monitor, which would restart the daemon after a pause. Raises DeviceError."""
+def end_monitor(state: StateDir) -> None:
+    """End the monitor of a killed daemon, which would start the next daemon after a pause. Raises DeviceError."""
     until = time.monotonic() + STOP_S_MAX
     told = None
     while (monitor := monitor_of(state.root)) is not None:
         if time.monotonic() >= until:
             raise DeviceError(f"the monitor (pid {monitor}) still runs after {STOP_S_MAX:.0f} s: see {state.log}")
         if monitor != told:
-            signal_monitor(monitor, signal.SIGTERM)
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                os.kill(monitor, signal.SIGTERM)
             told = monitor
             progress(f"no daemon runs; ending its monitor (pid {monitor}), which would start the next daemon")
         time.sleep(POLL_S)

@@ -1,8 +1,8 @@
 """The monitor: the process that restarts the daemon on a device without systemd.
 
 `edgertd start` starts the monitor. The monitor ends when the daemon ends normally (exit code 0), on SIGTERM and SIGINT,
-when the state folder was removed, or when the daemon of another monitor runs. SIGCONT ends its pause before the next
-start. If a monitor was killed, its daemon continues, and `edgertd start` warns that nothing restarts the daemon.
+when the state folder was removed, or when the daemon of another monitor runs. If a monitor was killed, its daemon
+continues, and `edgertd start` warns that nothing restarts the daemon.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ class Monitor:
         self._backoff = Backoff(doubling(PAUSE_S_MIN, PAUSE_S_MAX), stable_s)
         # Signal handlers end the pause. They must not use a threading.Event: the interrupted code could hold its lock.
         self._ending = False
-        self._awake = queue.SimpleQueue[None]()
+        self._ended = queue.SimpleQueue[None]()
         self._daemon: subprocess.Popen[bytes] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
-        signal.signal(signal.SIGCONT, lambda *_: self._awake.put(None))
         signal.signal(signal.SIGALRM, lambda *_: shorten_log())
         signal.setitimer(signal.ITIMER_REAL, LOG_CHECK_S, LOG_CHECK_S)
 
@@ -68,18 +67,10 @@ class Monitor:
             first = False
             pause_s = self._backoff.failed()
             log(f"edgertd ended with {code}; next start in {pause_s:.1f} s")
-            self._pause(pause_s)
+            with contextlib.suppress(queue.Empty):
+                self._ended.get(timeout=pause_s)
             if self._ending or not os.path.isdir(self._state):
                 return 0
-
-    def _pause(self, pause_s: float) -> None:
-        """Wait for `pause_s` or a signal. Ignore an earlier SIGCONT; do not wait after an earlier SIGTERM."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._awake.get_nowait()
-        if not self._ending:
-            with contextlib.suppress(queue.Empty):
-                self._awake.get(timeout=pause_s)
 
     def _run(self, command: list[str]) -> int:
         """Start the daemon, wait for its end, and return its exit code."""
@@ -104,7 +95,7 @@ class Monitor:
 
     def _end(self) -> None:
         self._ending = True
-        self._awake.put(None)
+        self._ended.put(None)
         if self._daemon is not None:
             self._daemon.terminate()
 
@@ -115,12 +106,6 @@ def monitor_of(state: Path) -> int | None:
         if os.fsencode(state) in (words := _words(path)) and _of_a_monitor(words):
             return int(path.parent.name)
     return None
-
-
-def signal_monitor(monitor: int, number: signal.Signals) -> None:
-    """Tell a monitor to end (SIGTERM) or to start its daemon now (SIGCONT, harmless at any time)."""
-    with contextlib.suppress(OSError):  # the monitor has ended, or belongs to another user
-        os.kill(monitor, number)
 
 
 def has_lost_its_monitor(daemon: int) -> bool:

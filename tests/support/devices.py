@@ -71,7 +71,7 @@ class Device:
 
     def start(self) -> None:
         """Start a stopped daemon as `edgertd start` does, without a process for the command."""
-        self.monitors += filter(None, start_daemon(self.state)[:1])
+        self.monitors.append(start_daemon(self.state)[0])
 
     def stop(self) -> None:
         """Stop the daemon as `edgertd stop` does, without a process for the command. Ask a busy daemon again."""
