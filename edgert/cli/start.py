@@ -57,7 +57,10 @@ def start(state: StateDir, as_json: bool) -> None:
 
 
 def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes], DaemonStatus]:
-    """Start a monitor with its daemon; return both once the daemon answers. Raises DeviceError and StorageFailed."""
+    """Start a monitor; return it and its daemon's status once the daemon answers.
+
+    Raises DeviceError and StorageFailed.
+    """
     with _open_log(state) as log:
         end_monitor(state)
         monitor = _start_monitor(state, log)

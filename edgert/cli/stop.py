@@ -67,7 +67,7 @@ def stop_daemon(state: StateDir) -> int | None:
 
 
 def end_monitor(state: StateDir) -> None:
-    """End the monitor of a killed daemon, which would start the next daemon after a pause. Raises DeviceError."""
+    """End the monitor of a killed daemon, which would start the next daemon. Raises DeviceError."""
     until = time.monotonic() + STOP_S_MAX
     told = None
     while (monitor := monitor_of(state.root)) is not None:
