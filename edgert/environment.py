@@ -281,9 +281,7 @@ def trial_command(
     """Return the command that starts the trial of a runtime. The trial continues after its caller ends.
 
     Args:
-        models: The models that the runtime must serve.
         manager: system, user or monitor. If the trial's script is killed, the manager starts the script again.
-        trial_s: The length of the trial.
     """
     script = 'rm -f "$1/outcome"; shift; '
     if manager == "monitor":

@@ -136,9 +136,6 @@ class StageTimes(NamedTuple):
     engine_us: int = 0
     postprocess_us: int = 0
 
-    def as_json(self) -> dict[str, int]:
-        return self._asdict()
-
 
 @dataclass(frozen=True)
 class InferResponse:

@@ -43,10 +43,7 @@ class Buckets(Closed):
     """The lengths of one open axis that a model is built for.
 
     Attributes:
-        axis: The name of the axis in messages.
         sizes: The lengths, in ascending order.
-        inputs: The inputs with this axis.
-        outputs: The outputs with this axis.
         golden_lengths: The length of each golden sample. The arrays of golden samples have the largest size.
     """
 

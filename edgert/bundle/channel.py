@@ -52,16 +52,12 @@ class Entry(Closed):
 
     Attributes:
         model: The name of the model, or `edgert.runtime`.
-        release: The number of the release.
-        digest: The digest of the bundle.
         envelope: The SHA-256 of the bundle's envelope, which is its name in the registry.
         manifest: The SHA-256 of the OCI manifest, which is its name in the registry.
         share: The share of all devices that the entry selects, from 0 to 1.
         sites: The sites of the selected devices; empty for all sites.
         profiles: The profiles of the selected devices; empty for all profiles.
         tags: The tags of the selected devices; empty for all devices. `rack` also selects the tag `rack=3`.
-        limits: The trial limits.
-        watch_s: The time for which a device watches the limits.
         halted: Whether the release is halted, so that no device starts a trial of it.
         attempt: A number that the host raises to let devices try the release again.
     """
@@ -99,12 +95,8 @@ class Statement(Closed):
     """The releases that a channel offers its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
     Attributes:
-        channel: The name of the channel.
         counter: A number that only rises: max(last + 1, seconds since 1970). So the counter rises even in a new
             registry, which lacks the last counter.
-        issued: The time of the signature.
-        expires: The time at which the statement expires.
-        entries: The releases of all models.
         not_before: The time from which the statement applies; "" if it applies from `issued` on.
         revoked: The ids of keys that devices no longer trust. The key that signs the statement cannot be one of them.
     """

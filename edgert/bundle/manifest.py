@@ -57,15 +57,10 @@ class ArtifactEntry:
     """One engine's form of the model.
 
     Attributes:
-        id: The name of the artifact in the bundle.
-        engine: The engine that runs the artifact.
-        precision: The precision of the weights and of the computation.
         entry: The file that the engine opens.
-        files: All files of the artifact.
         golden_outputs: One file per output, with the answers to the golden inputs.
         golden_atol: One limit per output, in the output's unit: the largest absolute difference between the golden
             outputs and a device's answers.
-        accuracy: The result of the accuracy gate.
         tools: The versions of the tools that built the artifact, by name.
     """
 

@@ -44,13 +44,9 @@ class RuntimeTarget(Closed):
     """The runtime of one kind of device.
 
     Attributes:
-        id: The id of the content.
         python: The version of Python, such as `3.11`.
         machine: The processor, as `uname -m` names it.
         glibc: The oldest glibc that the wheels support, such as `2.28`.
-        engines: The engines in the runtime.
-        extras: The extras of edgert in the runtime.
-        wheels: All wheels of the runtime.
     """
 
     id: str

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 from edgert.bundle.rules import TIME_AXES, Classify, check_choice, check_mean_and_std, spec_of
 from edgert.errors import BundleError
-from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import Closed
 
@@ -247,16 +246,3 @@ def _check_normalization(what: str, mean: Sequence[float], std: Sequence[float],
 def _check_range(what: str, key: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # written so that NaN fails
         raise BundleError(f"{what} has {key} = {value:g}; give {least:g} to {most:g}")
-
-
-def signal_text(rule: Sound | Series) -> str:
-    """Return a description of the rule, in one line."""
-    every = f", every {rule.step}" if rule.step else ""
-    every += f", after {rule.lead} zeros" if rule.lead else ""
-    if isinstance(rule, Series):
-        return f"windows of {rule.length} x {counted(rule.channels, 'channel')}{every}: {', '.join(rule.features)}"
-    files = "WAV files, " if rule.decode else ""
-    details = (
-        "" if rule.features == "samples" else f", {rule.n_mels} mel bands, n_fft {rule.n_fft}, hop {rule.hop_length}"
-    )
-    return f"{files}windows of {rule.length} samples at {rule.rate_hz} Hz{every}: {rule.features}{details}"

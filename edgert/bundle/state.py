@@ -81,12 +81,6 @@ def check_state(
         raise BundleError(f"the state has {size} bytes per session; at most {STATE_BYTES_MAX} are allowed")
 
 
-def state_text(state: Sequence[State], state_id: str) -> str:
-    """Return a description of the state, in one line."""
-    bound = ", ".join(f"{binding.output} becomes {binding.input}" for binding in state)
-    return f"{bound}; sessions continue in versions of state_id {state_id}" if state_id else bound
-
-
 def state_bytes(state: Sequence[State], inputs: Sequence[TensorSpec]) -> int:
     """Return the bytes of a session's state."""
     names = {binding.input for binding in state}

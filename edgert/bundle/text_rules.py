@@ -118,20 +118,6 @@ def check_embed(rule: Embed, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         )
 
 
-def describe_text(rule: Text) -> str:
-    """Return a description of the rule, in one line."""
-    longer = "longer ones are refused" if rule.truncation == "none" else f"cut on the {rule.truncation}"
-    return (
-        f"text, at most {rule.max_tokens} tokens, {longer}; becomes {', '.join(rule.inputs)}, padded with {rule.pad_id}"
-    )
-
-
-def describe_embed(rule: Embed) -> str:
-    """Return a description of the rule, in one line."""
-    pooled = {"mean": f"the mean over {rule.mask}", "cls": "the first token's", "none": "as it is"}[rule.pooling]
-    return f"embedding, {pooled}{', of length 1' if rule.normalize else ''}"
-
-
 def _open_length(rule: Text, buckets: Buckets | None) -> int:
     """Return the largest bucket. Raises BundleError unless exactly the inputs of `rule` have buckets."""
     if buckets is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -157,36 +158,28 @@ def _opened(
     engine_by_name(artifact.engine).prepare(artifact, EngineOptions(cache_dir=cache_dir), progress)
     base_bytes = machine.rss_bytes() or 0  # includes the engine's libraries, which are already loaded
     times: dict[int, float] = {}
-    session = None
-    best = 0
+    sessions: list[Session] = []  # the fastest one, and the one that is tried; not more, because weights may be large
     load_s = 0.0
-    for threads in _threads(artifact.engine):
-        began = clock()
-        tried = load_session(artifact, EngineOptions(threads=threads, cache_dir=cache_dir))
-        try:
+    try:
+        for threads in _threads(artifact.engine):
+            began = clock()
+            sessions.append(load_session(artifact, EngineOptions(threads=threads, cache_dir=cache_dir)))
             for _ in range(WARM_RUNS):
-                tried.run(entry.sample)
+                sessions[-1].run(entry.sample)
             load_s = load_s if times else round(clock() - began, 4)  # of the first session, with its warm-up
-            times[threads] = statistics.median(_runs(tried, entry.sample, TRIAL_S, clock))
-        except BaseException:
-            tried.close()
-            if session is not None:
-                session.close()
-            raise
-        # Keep at most two sessions at a time, because weights may be large.
-        if session is not None and times[threads] >= times[best]:
-            tried.close()
-            continue
-        if session is not None:
+            fastest_s = min(times.values(), default=math.inf)
+            times[threads] = statistics.median(_runs(sessions[-1], entry.sample, TRIAL_S, clock))
+            if len(sessions) > 1:
+                sessions.pop(0 if times[threads] < fastest_s else 1).close()
+    except BaseException:
+        for session in sessions:
             session.close()
-        session = tried
-        best = threads
-    assert session is not None
-    return session, replace(
+        raise
+    return sessions[0], replace(
         result,
         load_s=load_s,
         memory_mb=round(max(0, (machine.rss_bytes() or 0) - base_bytes) / 1e6, 1),
-        threads=best,
+        threads=min(times, key=times.__getitem__),
         threads_ms={threads: round(1e3 * s, 5) for threads, s in times.items()},
     )
 

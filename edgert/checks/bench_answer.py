@@ -54,7 +54,6 @@ class BenchResult:
     """The `times` of one artifact, or the `error` that prevented the measurement.
 
     Attributes:
-        id: The artifact's name in the report.
         memory_mb: The memory of the engine's session or of the worker.
         load_s: The time of a load; only for BenchMode.ENGINE.
         threads_ms: The median time by the number of threads; only for BenchMode.ENGINE.

@@ -34,7 +34,6 @@ class ChannelStatus:
 
     Attributes:
         registry: The address of the registry; "" if the device follows no channel.
-        channel: The name of the channel.
         counter: The counter of the newest stored statement.
         expires: The expiry of the newest stored statement.
         asked_at: The time of the registry's last answer, in seconds since 1970; 0 before the first answer.

@@ -74,7 +74,6 @@ class Conversation:
     request shared memory.
 
     Args:
-        model: The name of the model; None for the daemon.
         path: The socket, for messages.
         share: Whether to request shared memory.
         may_share: Whether the first frame that is large enough for shared memory makes the conversation `outgrown`. Has

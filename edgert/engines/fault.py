@@ -3,12 +3,12 @@
 Tests of the daemon use this engine. An operator can use it to see how a device handles a bad engine. Its artifact is
 the null engine's JSON with two more optional keys:
 
-    {"op": "copy", "load": {"fault": "segfault", "while": "/tmp/broken"},
+    {"op": "copy", "load": {"fault": "segfault", "while_file": "/tmp/broken"},
      "runs": [{"fault": "leak", "mb": 5}, {"fault": "wrong", "after": 100}, {"fault": "exit", "value": 7.0}]}
 
 The fault `load` happens when the artifact is loaded. A fault of `runs` happens at every run after the first `after`
 runs, including runs during the load. With `value`, the fault happens only if an element of an input equals the value.
-`while` names a file; if this file is missing, the fault does not happen. If an input contains a value of MAGIC, the
+If `while_file` is missing, the fault does not happen. If an input contains a value of MAGIC, the
 fault of this value happens.
 """
 
@@ -19,7 +19,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from edgert.engines import Engine, EngineOptions, LocalArtifact, Session
 from edgert.engines.null import NullEngine
 from edgert.errors import EngineFailed
 from edgert.tensors import TensorSpec
+from edgert.typed_json import Closed, from_json
 
 # These values are exact in FP32, and no app sends them by accident.
 MAGIC = {
@@ -48,7 +49,7 @@ EXIT_CODE = 70
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(Closed):
     """A fault and its condition. `mb` is the size of a leak; `s` is the pause of a slow run, in seconds."""
 
     fault: str
@@ -58,14 +59,9 @@ class Fault:
     s: float = SLOW_S
     while_file: str = ""
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Fault:
-        """Parse a fault. Raises ValueError."""
-        fields_given = {"while_file" if key == "while" else key: content for key, content in value.items()}
-        unknown = set(fields_given) - {field.name for field in fields(cls)}
-        if unknown or fields_given.get("fault") not in MAGIC.values():
-            raise ValueError(f"unknown fault: {value}; known: {', '.join(MAGIC.values())}")
-        return cls(**fields_given)
+    def __post_init__(self) -> None:
+        if self.fault not in MAGIC.values():
+            raise EngineFailed(f"unknown fault {self.fault!r}; known: {', '.join(MAGIC.values())}")
 
     def strikes(self, run: int, tensors: Sequence[NDArray[Any]]) -> bool:
         if self.while_file and not Path(self.while_file).exists():
@@ -85,8 +81,8 @@ class FaultEngine(Engine):
         inner = NullEngine().load(artifact, options)
         try:
             program = json.loads(artifact.path.read_bytes())
-            at_load = [Fault.from_json(program["load"])] if "load" in program else []
-            runs = [Fault.from_json(entry) for entry in program.get("runs", ())]
+            at_load = [from_json(Fault, program["load"])] if "load" in program else []
+            runs = [from_json(Fault, entry) for entry in program.get("runs", ())]
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise EngineFailed(f"fault engine cannot read {artifact.path.name}: {error}") from error
         session = FaultSession(inner, (*runs, *(Fault(fault, value=value) for value, fault in MAGIC.items())))

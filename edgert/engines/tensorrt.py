@@ -150,7 +150,6 @@ def build_plan(
     """Parse an ONNX model and build its plan. Raises EngineFailed with TensorRT's reason.
 
     Args:
-        batch_max: The largest batch that the plan accepts.
         configure: Changes the builder's configuration before the build.
         buckets: The sizes of an open axis; one plan with one copy of the weights serves all of them.
     """

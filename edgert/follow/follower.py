@@ -74,7 +74,6 @@ class Step:
     """The result of one model's step, as text.
 
     Attributes:
-        text: The result, for people.
         soon: Whether another round should start soon.
         error: The reason of a failure; the next round tries again.
         wanted: The entry whose release should be live here, if there is one.

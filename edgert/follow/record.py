@@ -46,7 +46,6 @@ class Record:
         counters: The highest counter of each channel. The channel of the stored statement is the last entry.
         source: The registry and the channel of the stored statement.
         manifest: The digest of the OCI manifest of the stored statement.
-        tried: The last attempt with each model.
         runtime: The highest release among all runtimes that were in use.
     """
 

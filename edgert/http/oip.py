@@ -87,7 +87,6 @@ class InferRequest(NamedTuple):
     """One inference request.
 
     Attributes:
-        inputs: The values of the inputs by name.
         id: The client's id of the request, for the response; "" for no id.
         outputs: The requested outputs; None for all outputs.
         binary: Whether outputs are sent as binary data by default.

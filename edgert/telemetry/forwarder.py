@@ -56,7 +56,6 @@ class ForwarderSettings:
     """The broker, and the device's messages to it.
 
     Attributes:
-        boot: The id of the daemon's start.
         info: The fields of the retained message about the device.
         home_assistant: The prefix of the discovery message; "" for no such message.
         hint_topic: The topic of hints, which are not trusted; "" for no hints.

@@ -34,7 +34,6 @@ class Totals:
 
     Attributes:
         requests: The number of requests with any outcome.
-        shed: The number of refused requests.
         latency_sum_us: The total time of answered requests.
         within_ms: For each of SLO_BOUNDS_MS, the exact number of answered requests that took at most this time.
         executed: The number of requests that an engine run answered.

@@ -36,7 +36,6 @@ class Claim:
 
     Attributes:
         token: The secret text that identifies the claim; it starts with the model's name.
-        model: The claimed model.
         by: The person and the host, for messages.
         since: The wall-clock time of the start, for messages.
         lasts_s: The time from each renewal to the end of the claim.

@@ -106,7 +106,6 @@ class Slots:
 
     Attributes:
         live_slot: The slot of the version that serves; None if no version serves.
-        a, b: The version in each slot.
         ratchet: The highest release that was ever marked good.
         rolled_back: The last version that was rolled back; None after another version was marked good.
     """

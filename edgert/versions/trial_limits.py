@@ -34,7 +34,6 @@ class TrialLimits:
         watch_s: The time for which the limits must hold, from the moment the version serves.
         unattended: Whether the device itself marks the version good when all limits have held.
         confirm_s: If `unattended` is false, the time that the host has to mark the version good.
-        started: Whether the watch has started.
         passed: Whether all limits have held for the whole watch.
     """
 
@@ -85,12 +84,9 @@ class Readings:
     """Figures that a device measured while the version on trial served.
 
     Attributes:
-        requests: The number of all requests.
         failed: The number of requests that were refused or failed.
         golden: The number of golden samples, which EdgeRT itself sent.
-        p99_ms: The latency that 99 % of the answers did not exceed.
         compared: The number of answers that were compared with answers of the previous version.
-        agreed: The number of compared answers that agreed.
     """
 
     requests: int = 0
@@ -141,7 +137,6 @@ class _Kind(NamedTuple):
     Attributes:
         is_highest: Whether the limit is the highest allowed value; otherwise, it is the lowest.
         is_share: Whether the value is a share from 0 to 1.
-        unit: The unit in messages.
         read: Returns the measured value; None if it is not known.
         is_certain: Returns whether the limit can be broken before the end of the watch.
     """

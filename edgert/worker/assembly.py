@@ -44,7 +44,6 @@ class WorkerParts:
         near: The near cache; None if it is off.
         shadow: The comparison with the reference artifact; None if it is off.
         previous: The comparison with the previous version; None if no trial limits the agreement.
-        shadows: The comparisons that are on.
         recorder: The recorder for requests of apps.
         probes: The recorder for requests of checks, which telemetry counts separately.
     """

@@ -314,7 +314,7 @@ class OneService:
 def test_a_quarantined_model_is_retried_at_growing_intervals_until_it_loads() -> None:
     with a_device(started=False) as device:
         marker = device.folder / "broken"
-        program = {"load": {"fault": "segfault", "while": os.fspath(marker)}}
+        program = {"load": {"fault": "segfault", "while_file": os.fspath(marker)}}
         install(device.bundle(engine="fault", program=program), device.state, read_config(device.state))
         store = SlotStore(device.state.models / "echo")
         store.activate(60)

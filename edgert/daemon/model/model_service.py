@@ -29,7 +29,7 @@ from edgert.config import DeviceConfig
 from edgert.daemon.model.model_state import RETRY_S, ModelState, unavailable
 from edgert.daemon.model.restarts import Restarts
 from edgert.daemon.model.slot_writer import SlotWriter
-from edgert.daemon.model.trial import LimitsHeld, SlotsChanged, Trial, TrialExpired, TrialFailed, TrialResult
+from edgert.daemon.model.trial import Trial
 from edgert.daemon.model.trial_watch import previous_version
 from edgert.daemon.timed import Timed, soonest_s
 from edgert.daemon.workers.watchdog import Watchdog
@@ -67,7 +67,6 @@ class ModelService:
     """Serves the live version of one model.
 
     Args:
-        boot: The id of the daemon's run.
         report: Reports an event of the model in telemetry. Its arguments are the event's name and fields.
         admit: Returns whether the live version may load now. If it returns False, it calls `sync` later. It raises if
             the version cannot load soon.
@@ -104,7 +103,16 @@ class ModelService:
         self._watchdog = Watchdog(config.serving, self.workers, clock, self._recycle)
         self._restarts = Restarts(clock, self._restart)
         self._slot_writer = SlotWriter(clock)
-        self.trial = Trial(model, self.store, self._slot_writer, clock, self._act_on_trial)
+        self.trial = Trial(
+            model,
+            self.store,
+            self._slot_writer,
+            clock,
+            report=report,
+            roll_back=self._roll_back,
+            rolled_back=self._rolled_back,
+            sync=self.sync,
+        )
         self._parts: list[Timed] = [self._restarts, self._slot_writer, self.trial, self.workers, self._watchdog]
 
     # --- inputs -------------------------------------------------------------------------------
@@ -351,17 +359,6 @@ class ModelService:
         self._start(slots, worker.version)
         return True
 
-    def _act_on_trial(self, result: TrialResult) -> None:
-        match result:
-            case LimitsHeld(kept, fields):
-                self._report("kept" if kept else "limits_held", fields)
-            case TrialFailed(version, reason, fields):
-                self._roll_back(version, reason, fields)
-            case TrialExpired(version, reason):
-                self._rolled_back(version, reason, {})
-            case SlotsChanged():
-                self.sync()
-
     # --- failures -----------------------------------------------------------------------------
 
     def _crashed(self, version: Version, fault: EdgeRTError, *, served_s: float = 0.0, blamed: bool = True) -> None:
@@ -398,15 +395,15 @@ class ModelService:
                 self._quarantine(version, fault)
                 return
             self._restarts.distrusted.add(version.digest)
-            self._rolled_back(version, fault, fields or {})
+            self._rolled_back(version, fault, fields)
 
         if self._slot_writer.attempt("roll back", change) is not None:
             self.fault = fault
             self._settle(fault)
 
-    def _rolled_back(self, version: Version, fault: EdgeRTError, fields: dict[str, Any]) -> None:
+    def _rolled_back(self, version: Version, fault: EdgeRTError, fields: dict[str, Any] | None = None) -> None:
         self.trial.forget()
-        self._report("rolled_back", {"release": version.release, "reason": fault.message, **fields})
+        self._report("rolled_back", {"release": version.release, "reason": fault.message, **(fields or {})})
         self._settle(fault)
         self.sync()
 

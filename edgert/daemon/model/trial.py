@@ -1,14 +1,13 @@
 """The trial of one model: its time, and the watch of its limits.
 
-`Trial` follows the slots, and starts a `TrialWatch` if the trial has limits. `Trial` passes each result to one
-function: the limits held, the trial failed, or its time has passed. The caller acts on the result.
+`Trial` follows the slots, and starts a `TrialWatch` if the trial has limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgert.checks.trial_status import TrialStatus
 from edgert.daemon.model.slot_writer import SlotWriter
@@ -20,40 +19,15 @@ from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, Slots, Version
 
 
-class LimitsHeld(NamedTuple):
-    """All limits held, and the slots record this. `kept` tells whether the device marked the version good."""
-
-    kept: bool
-    fields: dict[str, Any]  # the fields of the telemetry event
-
-
-class TrialFailed(NamedTuple):
-    """A limit did not hold, or the watch was cut off. The version must be rolled back."""
-
-    version: Version
-    reason: EdgeRTError
-    fields: dict[str, Any]  # the fields of the telemetry event
-
-
-class TrialExpired(NamedTuple):
-    """The time of the trial has passed. The slots are already rolled back from `version`."""
-
-    version: Version
-    reason: EdgeRTError
-
-
-class SlotsChanged(NamedTuple):
-    """The time of the trial has passed, but a command has already changed the slots.
-
-    The caller must read the slots again.
-    """
-
-
-TrialResult = LimitsHeld | TrialFailed | TrialExpired | SlotsChanged
-
-
 class Trial:
-    """The trial of one model. All methods run on the supervisor's thread. `act` receives each result."""
+    """The trial of one model. All methods run on the supervisor's thread.
+
+    Args:
+        report: Reports an event of the model in telemetry.
+        roll_back: Rolls a version back that broke a limit, or whose watch was cut off.
+        rolled_back: Called after the time of the trial has passed and the slots are rolled back.
+        sync: Called if the time of the trial has passed, but a command has already changed the slots.
+    """
 
     def __init__(
         self,
@@ -61,13 +35,20 @@ class Trial:
         store: SlotStore,
         slot_writer: SlotWriter,
         clock: Callable[[], float],
-        act: Callable[[TrialResult], None],
+        *,
+        report: Callable[[str, dict[str, Any]], None],
+        roll_back: Callable[[Version, EdgeRTError, dict[str, Any]], None],
+        rolled_back: Callable[[Version, EdgeRTError], None],
+        sync: Callable[[], None],
     ) -> None:
         self._model = model
         self._store = store
         self._slot_writer = slot_writer
         self._clock = clock
-        self._act = act
+        self._report = report
+        self._roll_back = roll_back
+        self._rolled_back = rolled_back
+        self._sync = sync
         self.in_progress = False
         self._ends_at_s: float | None = None
         self.fault: EdgeRTError | None = None  # the reason why the trial could not end after its time
@@ -161,7 +142,7 @@ class Trial:
         if begun:
             self._watch = TrialWatch(limits, worker, self._clock())
         else:
-            self._act(TrialFailed(worker.version, HealthCheckFailed(CUT_OFF), {}))
+            self._roll_back(worker.version, HealthCheckFailed(CUT_OFF), {})
 
     def _conclude(self, watch: TrialWatch) -> None:
         """Handle the result of the watch, once."""
@@ -176,7 +157,7 @@ class Trial:
             self._watch = None
             broke = {"broken": watch.finding.name, "value": watch.finding.value, "limit": watch.finding.limit}
             reason = HealthCheckFailed(f"{watch.finding.message}; watched for {watched_s:.0f} s")
-            self._act(TrialFailed(watch.worker.version, reason, {**fields, **broke}))
+            self._roll_back(watch.worker.version, reason, {**fields, **broke})
         else:
             self._slot_writer.attempt("pass the limits", partial(self._pass, watch, fields))
 
@@ -190,13 +171,13 @@ class Trial:
             return
         self._watch = None
         self.follow(slots)
-        self._act(LimitsHeld(watch.limits.unattended, fields))
+        self._report("kept" if watch.limits.unattended else "limits_held", fields)
 
     def _expire(self) -> None:
         slots = self._store.read()
         ended = self._store.expire_trial(wait=False)
         self.fault = None
         if ended and slots.live is not None:
-            self._act(TrialExpired(slots.live, DeviceError(slots.why_expired(self._store.clock))))
+            self._rolled_back(slots.live, DeviceError(slots.why_expired(self._store.clock)))
         else:
-            self._act(SlotsChanged())
+            self._sync()

@@ -26,9 +26,7 @@ class SideProcess:
     """Keeps `command` running until `stop`. All methods run on the supervisor's thread.
 
     Args:
-        name: The name of the process in the log.
         selector: Reports the end of the process. On a kernel without pidfd, `tick` checks the process instead.
-        pause_s_max: The longest pause before a restart.
         round_pause_s: If given, each run of the command is a round whose output is dropped. After a round without an
             error, the next round starts in `round_pause_s()` seconds.
     """

@@ -32,14 +32,12 @@ class WorkerProcess:
     Attributes:
         process: The process, or the fork that the fork server starts.
         link: The daemon's end of the link.
-        version: The version that the worker loads or serves.
         started_s: The start of the process; later by the time for which daemon and workers were paused.
         serves_since_s: The time when the worker began to serve; None before that.
         stop_by_s: The time when the worker must have ended; None until the worker is told to stop.
         loaded: The worker's description of the loaded version; None until the worker is ready.
         failure: The reason of the worker's end, if it is known.
         mb: The last measurement of the memory; 0 before the first measurement.
-        connected_at_s: The time of the last connection.
         load_s_max: The longest time from the start until the worker is ready.
         progress: The last progress line of a long load.
     """

@@ -9,9 +9,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from edgert.errors import EdgeRTError, Overloaded, ProtocolError, RequestError
+from edgert.log import log
 from edgert.protocol import wire
 from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, timeval
@@ -45,13 +46,11 @@ class Connection:
         recorder: WindowRecorder,
         frame_bytes_max: int,
         budget: BufferBudget,
-        log: Callable[[str], None],
         spare: SpareBuffers | None = None,
     ) -> None:
         self.sock = sock
         self._pipeline = pipeline
         self._record = recorder.record
-        self._log = log
         self._frame_bytes_max = frame_bytes_max
         self.budget = budget
         budget.resize(0, FIRST_BUFFER_BYTES)
@@ -126,7 +125,7 @@ class Connection:
         An error that is not an EdgeRTError is a fault of EdgeRT or the engine, so it is also logged.
         """
         if not isinstance(error, EdgeRTError):
-            self._log(f"{type(error).__name__} in a request: {error}")
+            log(f"{type(error).__name__} in a request: {error}")
             error = EdgeRTError(f"internal error: {type(error).__name__}: {error}")
         took_us = (time.perf_counter_ns() - arrived_ns) // 1000
         self._record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))

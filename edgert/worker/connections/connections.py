@@ -70,7 +70,7 @@ class Connections:
         self._spare: list[SpareBuffers] = []  # the buffers of ended connections, for later connections
         self._reactor: Reactor | None = None
         if reactor_limits is not None:
-            self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._continue_departed, log)
+            self._reactor = Reactor(pipeline, reactor_limits, self._switch, self._continue_departed)
         self.final_frame = MOVED
         self._stopping = False
 
@@ -129,7 +129,7 @@ class Connections:
             spare = None
             with contextlib.suppress(IndexError):
                 spare = self._spare.pop()
-            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, log, spare)
+            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, spare)
             if flags.session:
                 connection.begin(self._sessions.open())
             connection.greet(
@@ -161,6 +161,8 @@ class Connections:
 
     def _continue_departed(self, connection: Connection, departure: Departure) -> None:
         """Continue a connection that leaves the reactor."""
+        if departure.error is not None:
+            _log_fault(departure.error, "between requests")
         try:
             self._threads.start(self._continue, connection, departure)
         except RuntimeError as error:  # at the limit of threads; the reactor must not wait for a client

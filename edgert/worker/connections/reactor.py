@@ -149,12 +149,10 @@ class Reactor:
         limits: RunLimits,
         switch: ReactorSwitch,
         on_departure: Callable[[Connection, Departure], None],
-        log: Callable[[str], None],
     ) -> None:
         self._pipeline = pipeline
         self._switch = switch
         self._on_departure = on_departure
-        self._log = log
         self._least = limits.least
         self._most = limits.most
         self._threads = limits.threads
@@ -208,7 +206,6 @@ class Reactor:
                 try:
                     self._turn(turn)
                 except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
-                    self._log(f"{type(error).__name__} between requests: {error}")
                     for client in turn:
                         self._leave(client, Departure(error=error))
             more = [client for client in ready if client.frames.more and clients.get(client.number) is client]
@@ -228,7 +225,6 @@ class Reactor:
                 if self._clients.get(client.number) is client:
                     self._await_next(client)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
-                self._log(f"{type(error).__name__} between requests: {error}")
                 self._leave(client, Departure(error=error))
             del client  # a sleeping thread must not hold a reference to a client that has left
 

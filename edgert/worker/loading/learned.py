@@ -21,7 +21,6 @@ class Learned:
     """The measured settings for an artifact on this device.
 
     Attributes:
-        threads: The number of threads of each engine session.
         instances: The number of parallel runs. If the engine is `concurrent`, all runs share one session; otherwise,
             each run has its own session.
         batch_cap: The largest number of items in one run.

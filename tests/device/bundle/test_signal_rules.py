@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound, signal_text
+from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
 
@@ -68,10 +68,3 @@ def test_features_of_series_are_counted_per_channel() -> None:
 def test_a_rule_for_series_that_cannot_be_applied_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BundleError, match=message):
         check_series(replace(SERIES, **change), inputs(3, 10))
-
-
-def test_a_rule_is_described_in_one_line() -> None:
-    assert signal_text(replace(SOUND, step=8000)) == (
-        "WAV files, windows of 16000 samples at 16000 Hz, every 8000: log_mel, 40 mel bands, n_fft 512, hop 160"
-    )
-    assert signal_text(SERIES) == "windows of 128 x 3 channels: statistics, bands"

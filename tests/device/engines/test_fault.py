@@ -51,7 +51,11 @@ def test_the_engine_raises_or_slows_down_or_gives_wrong_answers_on_request(tmp_p
 
 def test_a_fault_can_begin_after_some_runs_or_with_a_value_or_with_a_file(tmp_path: Path) -> None:
     marker = tmp_path / "on"
-    runs = [{"fault": "wrong", "after": 2}, {"fault": "raise", "value": 7.0}, {"fault": "raise", "while": str(marker)}]
+    runs = [
+        {"fault": "wrong", "after": 2},
+        {"fault": "raise", "value": 7.0},
+        {"fault": "raise", "while_file": str(marker)},
+    ]
     session = load(tmp_path, runs=runs)
     assert [session.run([ITEM])[0][0, 0] for _ in range(3)] == [1.0, 1.0, 2.0]
     with pytest.raises(EngineFailed):

@@ -48,7 +48,7 @@ def decoded(data: bytes, shared: bytes | None = None) -> dict[str, Any]:
         "model_id": frame.model_id,
         "arg": frame.arg,
         "status": frame.status,
-        "stages": list(wire.stage_times(frame).as_json().values()),
+        "stages": list(wire.stage_times(frame)),
         "meta": frame.meta.decode() or None,
         "tensors": [
             {

@@ -10,11 +10,10 @@ from pathlib import Path
 import click
 
 from edgert.bundle.signing import SigningKey
-from edgert.cli.number import Number
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.cli.shared.types import FILE_NAME, FilePath, NewBundlePath, ProfileName
+from edgert_deploy.cli.shared.types import FILE_NAME, FilePath, NewBundlePath, Number, ProfileName
 from edgert_deploy.common.file_cache import default_cache
 from edgert_deploy.common.keys import signing_key
 from edgert_deploy.devices.inventory import Inventory

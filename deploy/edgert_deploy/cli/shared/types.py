@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -16,6 +17,16 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE
 from edgert_deploy.common.project import find_bundle, find_project, takes_default
 from edgert_deploy.common.quantities import rate_bytes_per_s, size_bytes
+
+
+class Number(click.FloatRange):
+    """A number within limits. click's own type accepts `nan`, because no comparison with `nan` is true."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 class FilePath(click.Path):

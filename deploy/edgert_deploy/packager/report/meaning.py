@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.rules import Classify, Detect, Preprocess
-from edgert.bundle.signal_rules import signal_text
-from edgert.bundle.state import state_text
-from edgert.bundle.text_rules import describe_embed, describe_text
+from edgert.bundle.signal_rules import Series, Sound
+from edgert.bundle.state import State
+from edgert.bundle.text_rules import Embed, Text
 from edgert.printable import counted, some_of
 
 LABELS_SHOWN_MAX = 12
@@ -19,19 +19,19 @@ def meaning(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from (("input", f"{spec.name} {spec.form}") for spec in manifest.inputs)
     yield from (("output", f"{spec.name} {spec.form}") for spec in manifest.outputs)
     if manifest.state:
-        yield "state", state_text(manifest.state, manifest.state_id)
+        yield "state", _state(manifest.state, manifest.state_id)
     if manifest.buckets is not None:
         yield "buckets", manifest.buckets.form
     if manifest.preprocess is not None:
         yield from (("before", text) for text in _preprocess(manifest.preprocess))
     if (signal := manifest.sound or manifest.series) is not None:
-        yield "before", f"{signal.input}: {signal_text(signal)}"
+        yield "before", f"{signal.input}: {_signal(signal)}"
     if manifest.text is not None:
-        yield "before", describe_text(manifest.text)
+        yield "before", _text(manifest.text)
     if manifest.classify is not None:
         yield "after", _classify(manifest.classify)
     if manifest.embed is not None:
-        yield "after", f"{manifest.embed.output}: {describe_embed(manifest.embed)}"
+        yield "after", f"{manifest.embed.output}: {_embed(manifest.embed)}"
     if manifest.detect is not None:
         yield from (("after", text) for text in _detect(manifest.detect))
     if (ctc := manifest.ctc) is not None:
@@ -40,6 +40,11 @@ def meaning(manifest: Manifest) -> Iterator[tuple[str, str]]:
         none = manifest.classify.none if manifest.classify is not None else ()
         listed = f"; none: {some_of(none, LABELS_SHOWN_MAX)}" if none else ""
         yield "labels", f"{some_of(labelled.labels, LABELS_SHOWN_MAX)}{listed}"
+
+
+def _state(state: Sequence[State], state_id: str) -> str:
+    bound = ", ".join(f"{binding.output} becomes {binding.input}" for binding in state)
+    return f"{bound}; sessions continue in versions of state_id {state_id}" if state_id else bound
 
 
 def _preprocess(rule: Preprocess) -> Iterator[str]:
@@ -57,6 +62,25 @@ def _preprocess(rule: Preprocess) -> Iterator[str]:
     yield f"{value}, {rule.colour}, model {rule.model_layout}"
 
 
+def _signal(rule: Sound | Series) -> str:
+    every = f", every {rule.step}" if rule.step else ""
+    every += f", after {rule.lead} zeros" if rule.lead else ""
+    if isinstance(rule, Series):
+        return f"windows of {rule.length} x {counted(rule.channels, 'channel')}{every}: {', '.join(rule.features)}"
+    files = "WAV files, " if rule.decode else ""
+    details = (
+        "" if rule.features == "samples" else f", {rule.n_mels} mel bands, n_fft {rule.n_fft}, hop {rule.hop_length}"
+    )
+    return f"{files}windows of {rule.length} samples at {rule.rate_hz} Hz{every}: {rule.features}{details}"
+
+
+def _text(rule: Text) -> str:
+    longer = "longer ones are refused" if rule.truncation == "none" else f"cut on the {rule.truncation}"
+    return (
+        f"text, at most {rule.max_tokens} tokens, {longer}; becomes {', '.join(rule.inputs)}, padded with {rule.pad_id}"
+    )
+
+
 def _classify(rule: Classify) -> str:
     parts = [f"top {rule.top_k} of {counted(len(rule.labels), 'label')}", *(["softmax"] if rule.softmax else [])]
     if rule.threshold:
@@ -65,6 +89,11 @@ def _classify(rule: Classify) -> str:
     if (smooth := rule.smooth) is not None:
         parts.append(f"{smooth.rule} of {counted(smooth.windows, 'window')}")
     return f"{rule.output}: {', '.join(parts)}"
+
+
+def _embed(rule: Embed) -> str:
+    pooled = {"mean": f"the mean over {rule.mask}", "cls": "the first token's", "none": "as it is"}[rule.pooling]
+    return f"embedding, {pooled}{', of length 1' if rule.normalize else ''}"
 
 
 def _detect(rule: Detect) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgert.daemon.model.slot_writer import BUSY_RETRY_S, SlotWriter
-from edgert.daemon.model.trial import LimitsHeld, SlotsChanged, Trial, TrialExpired, TrialFailed, TrialResult
+from edgert.daemon.model.trial import Trial
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import CUT_OFF, Slots, SlotState, Version
 from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, TrialLimits
@@ -34,20 +34,12 @@ class World:
             self.store,
             self.writer,
             lambda: self.now_s,
-            self._act,
+            report=lambda event, fields: self.events.append(event),
+            roll_back=lambda _, reason, fields: self.rolled_back.append((reason.message, fields)),
+            rolled_back=lambda _, reason: self.expired.append(reason.message),
+            sync=lambda: self.expired.append(None),
         )
         self.worker = FakeWorker(NEW, self.now_s)
-
-    def _act(self, result: TrialResult) -> None:
-        match result:
-            case LimitsHeld(kept):
-                self.events.append("kept" if kept else "limits_held")
-            case TrialFailed(_, reason, fields):
-                self.rolled_back.append((reason.message, fields))
-            case TrialExpired(_, reason):
-                self.expired.append(reason.message)
-            case SlotsChanged():
-                self.expired.append(None)
 
     def activate(self, limits: TrialLimits | None, trial_s: float = 60.0) -> None:
         self.store.commit(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))

@@ -69,8 +69,7 @@ class Served:
         self.client.settimeout(WAIT_S_MAX)
         self._pipeline = pipeline
         self.recorder = WindowRecorder("m")
-        self.logged: list[str] = []
-        self.connection = Connection(self.server, pipeline, self.recorder, frame_bytes_max, budget, self.logged.append)
+        self.connection = Connection(self.server, pipeline, self.recorder, frame_bytes_max, budget)
         self.result: bool | Exception | None = None
         self._thread = threading.Thread(target=self._serve, args=(switch,), daemon=True)
         self._thread.start()
@@ -120,14 +119,16 @@ def test_requests_are_answered_and_counted(serve: Callable[..., Served]) -> None
     assert served.recorder.snapshot().totals.answered == 3
 
 
-def test_a_request_that_fails_leaves_the_connection_usable(serve: Callable[..., Served]) -> None:
+def test_a_request_that_fails_leaves_the_connection_usable(
+    serve: Callable[..., Served], capsys: pytest.CaptureFixture[str]
+) -> None:
     served = serve()
     served.client.sendall(request(1, ITEM[:, :3]) + request(2))
     assert wire.error_of(read_frame(served.client)).code == "request.invalid"
     assert read_frame(served.client).kind == wire.RESULT
     served.client.close()
     served.ended()
-    assert (served.recorder.snapshot().totals.errors, served.logged) == (1, [])
+    assert (served.recorder.snapshot().totals.errors, capsys.readouterr().err) == (1, "")
 
 
 def test_an_answer_longer_than_a_frame_is_refused(serve: Callable[..., Served]) -> None:
@@ -205,15 +206,13 @@ def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(
     budget, switch = BufferBudget(20 * FIRST_BUFFER_BYTES + 6 * items.nbytes), ReactorSwitch()
     switch.many = True
     departed: list[Departure] = []
-    reactor = Reactor(
-        pipeline, RunLimits(2, 1), switch, lambda connection, departure: departed.append(departure), print
-    )
+    reactor = Reactor(pipeline, RunLimits(2, 1), switch, lambda connection, departure: departed.append(departure))
     reactor.start()
     with contextlib.ExitStack() as stack:
         for number in range(20):
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
-            connection = Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, budget, print)
+            connection = Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, budget)
             made = SharedArea.create(2 * items.nbytes)
             assert made is not None
             connection.greet(WELCOME, made)
@@ -234,14 +233,14 @@ def test_as_many_requests_share_a_run_as_the_limits_allow(tmp_path: Path, least:
     pipeline = Pipeline(model, batcher, PredictionCache(0, 60.0))
     switch = ReactorSwitch()
     switch.many = True
-    reactor = Reactor(pipeline, RunLimits(least, 4), switch, lambda connection, departure: None, print)
+    reactor = Reactor(pipeline, RunLimits(least, 4), switch, lambda connection, departure: None)
     with contextlib.ExitStack() as stack:
         clients = []
         for _ in range(2):
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
             client.sendall(request(1))
-            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget(), print))
+            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget()))
             clients.append(client)
         reactor.start()
         for client in clients:
@@ -256,14 +255,14 @@ def test_requests_with_separate_runs_run_at_once_and_their_wait_counts_as_queuei
     pipeline = Pipeline(model, Batcher(session, 1, more_sessions=[session]), PredictionCache(0, 60.0))
     switch, departed = ReactorSwitch(), list[Departure]()
     switch.many = True
-    reactor = Reactor(pipeline, RunLimits(2, 1, 2), switch, lambda _, departure: departed.append(departure), print)
+    reactor = Reactor(pipeline, RunLimits(2, 1, 2), switch, lambda _, departure: departed.append(departure))
     reactor.start()
     with contextlib.ExitStack() as stack:
         clients = []
         for _ in range(3):
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
-            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget(), print))
+            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget()))
             client.sendall(request(1))
             clients.append(client)
         wait_until(lambda: session.running == 2, "two requests run at once")
@@ -282,14 +281,14 @@ def test_a_request_whose_deadline_passed_while_all_threads_were_busy_is_refused(
     pipeline = Pipeline(model, Batcher(session, 1), PredictionCache(0, 60.0))
     switch = ReactorSwitch()
     switch.many = True
-    reactor = Reactor(pipeline, RunLimits(2, 1), switch, lambda connection, departure: None, print)
+    reactor = Reactor(pipeline, RunLimits(2, 1), switch, lambda connection, departure: None)
     reactor.start()
     with contextlib.ExitStack() as stack:
         clients = []
         for timeout_us in (0, 1000):
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
-            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget(), print))
+            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget()))
             client.sendall(b"".join(FrameBuilder(wire.INFER).parts([ITEM], [0], 0, 1, timeout_us)))
             clients.append(client)
             wait_until(lambda: session.running == 1, "the first request runs")
@@ -329,7 +328,7 @@ def test_a_connection_leaves_its_memory_to_the_next_one_if_it_ended_between_two_
         with contextlib.ExitStack() as stack:
             client, server = (stack.enter_context(end) for end in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
-            connection = Connection(server, pipeline, WindowRecorder("m"), 1 << 20, BufferBudget(), lambda _: None)
+            connection = Connection(server, pipeline, WindowRecorder("m"), 1 << 20, BufferBudget())
             client.sendall(data)
             client.shutdown(socket.SHUT_WR)
             OwnThread(connection, pipeline, ReactorSwitch()).serve()
