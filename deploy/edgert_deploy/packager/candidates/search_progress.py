@@ -1,4 +1,4 @@
-"""The progress of a search for layers in float: lines with the steps so far, and an estimate of the time left."""
+"""The progress of a search for layers in float: the steps so far, and an estimate of the time left."""
 
 from __future__ import annotations
 
