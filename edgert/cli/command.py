@@ -139,12 +139,12 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     stop_reporting()
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or a pipe may have an encoding without some characters
         sys.stdout.reconfigure(errors="backslashreplace")  # as Python sets it for stderr
     try:
         code = command.main(words, prog_name=command.name, standalone_mode=False)
-        if sys.stdout is not None:  # None if the caller closed it: `>&-`
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except EdgeRTError as error:
         return _fail(as_json, error.code, error.message, error.exit_code, error)
@@ -173,6 +173,18 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     finally:
         if argv is None:  # the process ends here; without this call, Python first searches all objects for garbage
             gc.freeze()
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that the caller closed, as with `>&-`.
+
+    Otherwise, the next opened file would get the stream's descriptor, and a library that prints would damage this file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115  # open until the process ends
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _with_hint(error: click.ClickException) -> click.ClickException:
@@ -223,10 +235,8 @@ def _fail_with_os_error(as_json: bool, error: BrokenPipe | OSError) -> int:
     return _fail(as_json, "os_error", file_error(cause), EXIT_OS_ERROR, cause)
 
 
-def _has_no_reader(stream: TextIO | None) -> bool:
+def _has_no_reader(stream: TextIO) -> bool:
     """Return whether `stream` is a pipe or a socket whose other end is closed, as with `| head`."""
-    if stream is None:
-        return False
     poll = select.poll()
     poll.register(stream.fileno(), 0)  # POLLERR and POLLHUP are always reported
     return bool(poll.poll(0))

@@ -20,7 +20,7 @@ from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.manifest import Manifest
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.durable import locked, replace_file, storing
-from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, SignatureInvalid
+from edgert.errors import ChannelTooOld, ConfigInvalid, EdgeRTError, NotInRegistry, SignatureInvalid, StorageFailed
 from edgert.registry.address import Repository
 from edgert.registry.artifacts import EMPTY, channel_manifest, channel_tag, read_channel
 from edgert.registry.client import Blob, Registry
@@ -145,7 +145,8 @@ class Channels:
             revoked: The ids of the keys that devices must no longer trust.
             begins: Whether this function starts a missing channel. If False, a missing channel raises NotInRegistry.
 
-        Raises ChannelChanged, and the errors of `read`.
+        Raises ChannelChanged, the errors of `read`, and StorageFailed if the user's counters cannot be written. The
+        channel may then be changed; the message tells this.
         """
         known, before = "", None
         try:
@@ -165,7 +166,13 @@ class Channels:
         self._check_unchanged(channel, known)
         digest = self.registry.put_manifest(channel_tag(channel), manifest)
         self._check_unchanged(channel, digest)
-        self._seen.keep(self.registry.repository, channel, statement.counter)
+        try:
+            self._seen.keep(self.registry.repository, channel, statement.counter)
+        except StorageFailed as error:
+            raise error.with_message(
+                f"channel {channel} is changed, but its counter {statement.counter} could not be noted: {error.message}. "
+                f"Make this file writable, then run edgert channel show {channel}; do not repeat the change"
+            ) from error
         return statement
 
     def _read(self, channel: str) -> tuple[str, Statement]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.support.devices import wait_until
 from tests.support.fleet import Pi, record
 from tests.support.servers.brokers import Broker
 from tests.support.servers.registries import RegistryServer
+
+channel_watch = importlib.import_module("edgert_deploy.cli.channel.watch")
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +147,29 @@ def test_a_release_is_halted_where_too_many_devices_rolled_it_back(
     assert (code, answer["halted"]) == (9, ["digits"])
     assert "halted release 2 of digits" in edgert.stderr
     assert entries(edgert("channel", "show", "canary")[1]) == [(2, 1.0, True), (2, 1.0, True)]
+
+
+def test_a_release_that_no_device_has_started_is_not_a_success(
+    project: SigningKey, edgert: Edgert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "fleet.db"
+    assert edgert("publish", "digits-2.edgert", "--channel", "canary")[0] == 0
+    record(str(store), Pi("other").info("stable"), time.time_ns() // 1_000_000)
+    watch = ("channel", "watch", "canary", "--store", store)
+    code, answer = edgert(*watch, "digit")
+    assert (code, answer["error"]["message"]) == (4, "channel canary has no model digit: it has digits")
+
+    def one_starts(seconds: float, stopped: Callable[[], bool]) -> bool:
+        stored(store, kept=1, rolled_back=0)
+        return False
+
+    monkeypatch.setattr(channel_watch, "_pause", one_starts)
+    code, answer = edgert(*watch)
+    assert (code, answer["releases"][0]["kept"]) == (0, 1)
+    assert "no device yet" in edgert.stderr
+    assert edgert("channel", "remove", "canary", "digits")[0] == 0
+    code, answer = edgert(*watch)
+    assert (code, "channel canary has no models: publish" in answer["error"]["message"]) == (4, True)
 
 
 AT_TLS = ("--registry", "oci://localhost:1/models")  # the command reads no CA file without TLS

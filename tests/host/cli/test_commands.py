@@ -235,9 +235,16 @@ def test_the_help_of_each_option_shows_what_to_write() -> None:
     assert {option for *_, option in bare} <= FREE_TEXT
 
 
-def test_a_command_succeeds_with_a_closed_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", None)  # Python sets it to None after `>&-`
+def test_a_command_succeeds_with_closed_streams_and_no_file_gets_their_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)  # Python sets them to None after `<&- >&- 2>&-`
     assert main(["profiles"]) == 0
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        assert stream.name == os.devnull
+        assert os.get_inheritable(stream.fileno()), "vendors' tools get it, too"
+        stream.close()
 
 
 WRONG = ("status", "nothing")

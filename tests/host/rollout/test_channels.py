@@ -11,7 +11,7 @@ import pytest
 
 from edgert.bundle.channel import Entry
 from edgert.bundle.signing import SigningKey, new_key
-from edgert.errors import ChannelTooOld, ConfigInvalid, NotInRegistry, SignatureInvalid
+from edgert.errors import ChannelTooOld, ConfigInvalid, NotInRegistry, SignatureInvalid, StorageFailed
 from edgert.registry.address import parse_repository
 from edgert.registry.artifacts import channel_tag
 from edgert_deploy.rollout.channel_entries import Entries
@@ -97,6 +97,15 @@ def test_the_loss_of_a_channel_in_the_registry_is_noticed(
     SeenCounters(tmp_path / "seen").keep(server.repository, "lost", 7)
     with pytest.raises(ConfigInvalid, match="any more"):
         host(server, key, tmp_path / "seen").change("lost", one, key)
+
+
+def test_a_change_whose_counter_cannot_be_written_is_reported_as_done(
+    server: RegistryServer, key: SigningKey, tmp_path: Path
+) -> None:
+    (tmp_path / ".seen.lock").mkdir()  # like a full disk
+    with pytest.raises(StorageFailed, match=r"channel full is changed.*cannot write .*do not repeat the change"):
+        host(server, key, tmp_path / "seen").change("full", one, key)
+    assert host(server, key, tmp_path / "another user").read("full").entries == (ENTRY,)
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -13,7 +13,7 @@ from edgert.bundle.channel import Statement
 from edgert.bundle.signing import SigningKey
 from edgert.cli.output import emit, json_option
 from edgert.cli.quantity import Duration
-from edgert.errors import Interrupted, RolledBack
+from edgert.errors import ConfigInvalid, Interrupted, RolledBack
 from edgert.telemetry.messages import wall_ms
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
@@ -29,7 +29,7 @@ from edgert_deploy.cli.shared.output import columns, errors_by_cause, say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.fleet.channels import EVENTS_MS, Progress, ReleaseState, progress_of
-from edgert_deploy.rollout.channel_entries import newest_releases, with_halt
+from edgert_deploy.rollout.channel_entries import newest_of, newest_releases, with_halt
 from edgert_deploy.rollout.channels import Channels
 from edgert_deploy.rollout.waves import Share
 
@@ -71,7 +71,8 @@ def watch(
     Without MODEL, the command watches every model. Devices report their progress, and `edgert fleet record` writes the
     reports to the store. The limit counts every device that rolled a release back by itself, or refused it, at any
     time. It does not count a rollback by a command. The command ends when each device has kept the release or rolled it
-    back, or after --for. The command does not wait for a stale device, which sent no report for 15 minutes.
+    back, but not before the first device has started it, or after --for. The command does not wait for a stale device,
+    which sent no report for 15 minutes, if another device has started the release.
 
     The exit code is 9 if the command halted a release, 130 after Ctrl-C without --for, else 0.
 
@@ -113,6 +114,10 @@ class _Watching:
     def check(self) -> bool:
         """Check once, and halt releases with too many failures. Return whether no release is left to watch."""
         statement = self._channels.read(self._name)
+        if self._model:
+            newest_of(statement.entries, self._model, self._name)  # an unknown model is an error
+        elif not statement.entries:
+            raise ConfigInvalid(f"channel {self._name} has no models: publish a release to it (edgert publish)")
         releases = [
             release for release in read_progress(statement, self._store) if self._model in ("", release.entry.model)
         ]
@@ -129,7 +134,7 @@ class _Watching:
             failed, begun = sum(len(each.failed) for each in offered), sum(each.begun for each in offered)
             if self._limit.exceeded(failed, begun):
                 self._halt(model, number)
-            elif not all(each.done for each in offered):
+            elif offered and not (begun and all(each.done for each in offered)):
                 done = False
         return done
 

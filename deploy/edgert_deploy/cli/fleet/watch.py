@@ -322,5 +322,12 @@ def _print_json(rows: list[Row]) -> None:
     sys.stdout.flush()
 
 
+class _Console(Console):
+    """A console that raises BrokenPipeError, as other commands do; rich would exit with code 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, no_color=True)
+    return _Console() if sys.stdout.isatty() else _Console(width=PLAIN_WIDTH, no_color=True)

@@ -71,8 +71,15 @@ class SshLoginRefused(LoginRefused):
     if another next step is necessary.
     """
 
-    def __init__(self, message: str, next_step: str = "", key_missing_at: SshAddress | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        next_step: str = "",
+        key_missing_at: SshAddress | None = None,
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.next_step = next_step
         self.key_missing_at = key_missing_at
 

@@ -162,7 +162,7 @@ class _Conversion:
         source = self.source
         if source.kind == "onnx":
             self.progress("tflite: lowering the ONNX graph")
-        content = source.tflite or lower(float_proto(source))
+        content = source.tflite or lower(float_proto(source), share_weights=not self.spec.float_layers)
         if self.spec.precision == "int8" and not (source.tflite and source.quantized):
             content = self._quantized(content)
         elif self.spec.precision == "fp16":

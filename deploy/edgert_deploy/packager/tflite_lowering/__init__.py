@@ -37,14 +37,15 @@ OF_DATA_LENGTHS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique
 Problem = tuple[str, str]  # the part that cannot be converted, and the reason
 
 
-def lower(model: onnx.ModelProto) -> bytes:
+def lower(model: onnx.ModelProto, *, share_weights: bool = True) -> bytes:
     """Return the float32 .tflite file of a checked model. The same model gives the same bytes.
 
+    Without `share_weights`, each operator has weights of its own, so that a quantizer can leave one of them in float.
     Raises OperatorUnsupported with a list of all unsupported parts, and BuildFailed if ONNX Runtime cannot fold the
     model.
     """
     graph = fuse(widen(read_graph(model, OPS), OPS), OPS)
-    lowering = Lowering(graph, OPS)
+    lowering = Lowering(graph, OPS, share_weights=share_weights)
     problems = _define_inputs(lowering, graph)
     for node in graph.nodes:
         problems += _lower_node(lowering, node)

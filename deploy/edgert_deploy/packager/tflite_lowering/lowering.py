@@ -39,10 +39,14 @@ class Layout(Enum):
 
 
 class Lowering:
-    """The state of one lowering, which reads the nodes of `graph` and writes to `writer`."""
+    """The state of one lowering, which reads the nodes of `graph` and writes to `writer`.
 
-    def __init__(self, graph: Graph, ops: Mapping[str, Op]) -> None:
+    With `share_weights`, matrix products with equal weights read one tensor, as in the steps of an unrolled RNN.
+    """
+
+    def __init__(self, graph: Graph, ops: Mapping[str, Op], *, share_weights: bool = True) -> None:
         self.graph = graph
+        self._share_weights = share_weights
         self.links = Links(graph)
         self._ops = ops
         self.writer = Writer()
@@ -237,8 +241,12 @@ class Lowering:
         held = any(self.layout(name) is Layout.CHANNELS_LAST for name in names)
         return Layout.CHANNELS_LAST if held and len(ranks) == 1 and ranks <= set(SPATIAL_RANKS) else Layout.NATIVE
 
-    def constant(self, array: NDArray[Any], name: str) -> int:
-        tensor = self.writer.constant(np.ascontiguousarray(array).reshape(array.shape), name)
+    def weights(self, array: NDArray[Any], name: str) -> int:
+        """Write the weights of a FULLY_CONNECTED. Their scales do not depend on the operator that reads them."""
+        return self.constant(array, name, shared=self._share_weights)
+
+    def constant(self, array: NDArray[Any], name: str, *, shared: bool = False) -> int:
+        tensor = self.writer.constant(np.ascontiguousarray(array).reshape(array.shape), name, shared=shared)
         self._named.add(tensor)
         return tensor
 

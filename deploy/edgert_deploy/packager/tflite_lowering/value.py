@@ -154,7 +154,9 @@ class Value:
         shape = self.shape.with_length(self.shape.rank - 1, len(weights))
         bias = np.zeros(len(weights), np.float32) if bias is None else bias
         keep = self.shape.rank > 2
-        return self.op("FULLY_CONNECTED", weights, bias, shape=shape, activation=activation, keepNumDims=keep)
+        tensor = self.lowering.weights(np.asarray(weights, self.dtype), f"{self.name}_constant")
+        operand = replace(self, tensor=tensor, shape=BatchShape.fixed(*weights.shape))
+        return self.op("FULLY_CONNECTED", operand, bias, shape=shape, activation=activation, keepNumDims=keep)
 
     # --- moving elements
 

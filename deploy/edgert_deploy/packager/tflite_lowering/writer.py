@@ -53,7 +53,7 @@ class Writer:
         self._buffers: list[Any] = [schema.BufferT()]  # in the schema, buffer 0 is always empty
         self._codes: dict[str, int] = {}
         self._names: dict[str, int] = {}
-        self._integers: dict[tuple[bytes, tuple[int, ...], str], int] = {}
+        self._shared: dict[tuple[bytes, tuple[int, ...], str], int] = {}
 
     def tensor(self, name: str, shape: BatchShape, dtype: np.dtype[Any], buffer: int = 0) -> int:
         """Add a tensor. If its name exists already, append a number to the name."""
@@ -70,21 +70,22 @@ class Writer:
         self._tensors[tensor].name = self._unique(name)
         _shape(self._tensors[tensor], shape)
 
-    def constant(self, array: NDArray[Any], name: str) -> int:
+    def constant(self, array: NDArray[Any], name: str, *, shared: bool = False) -> int:
         """Add a tensor with a value.
 
-        Equal constants of integers (axes, shapes, permutations) share one tensor. Equal constants of floats do not,
-        because the quantizer rewrites each of them in place, with a scale for the operator that reads it.
+        Equal constants of integers (axes, shapes, permutations) share one tensor. Equal constants of floats do so only
+        with `shared`, because the quantizer rewrites each of them in place, with a scale for its reader.
         """
         key = (array.tobytes(), array.shape, array.dtype.str)
-        if array.dtype.kind != "f" and key in self._integers:
-            return self._integers[key]
+        shared |= array.dtype.kind != "f"
+        if shared and key in self._shared:
+            return self._shared[key]
         buffer = AlignedBuffer()
         buffer.data = np.frombuffer(key[0], np.uint8)
         self._buffers.append(buffer)
         index = self.tensor(name, BatchShape.fixed(*array.shape), array.dtype, len(self._buffers) - 1)
-        if array.dtype.kind != "f":
-            self._integers[key] = index
+        if shared:
+            self._shared[key] = index
         return index
 
     def operator(self, code: str, inputs: Sequence[int], outputs: Sequence[int], **options: Any) -> None:

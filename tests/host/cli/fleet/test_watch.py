@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from rich.console import Console
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable
-from edgert_deploy.cli.fleet.watch import View, sparkline, table_of, watch
+from edgert_deploy.cli.fleet.watch import View, show_once, sparkline, table_of, watch
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from tests.support.devices import wait_until
@@ -226,6 +227,14 @@ def test_the_table_fits_its_terminal(width: int) -> None:
     assert "…" not in drawn.get()
     assert "plant-a/pi-07" in drawn.get()
     assert ("p99.9" in drawn.get()) == (width == 160)
+
+
+def test_a_reader_that_ends_is_a_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    unread, pipe = os.pipe()
+    os.close(unread)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(pipe, "w"))
+    with pytest.raises(BrokenPipeError):  # rich's own console ends the process with exit code 1
+        show_once(LivePercentiles(), View(), as_json=False)
 
 
 def test_lines_can_be_selected_and_sorted_and_show_alarms_and_a_trend() -> None:
