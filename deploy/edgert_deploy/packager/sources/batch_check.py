@@ -25,8 +25,8 @@ Run = Callable[[dict[str, Array]], list[Any]]
 def check_samples_apart(run: Run, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
     """Raise OneSampleOnly if the answer to a sample changes with the other sample of a batch of two.
 
-    The samples are noise. Whole numbers are 1 or 0, so that they are valid tokens, and a batch that `run` refuses
-    proves nothing.
+    The samples are noise. Whole numbers are 1 or 0, so that they are valid tokens. A batch that `run` refuses proves
+    nothing, and neither do the answers of a model that draws random numbers.
     """
     try:
         alike, mixed = run(_two(inputs, same=True)), run(_two(inputs, same=False))
@@ -34,12 +34,18 @@ def check_samples_apart(run: Run, inputs: Sequence[TensorSpec], outputs: Sequenc
         raise
     except Exception:  # noqa: BLE001 - the runtime's exceptions share no base class
         return
-    for spec, a, b in zip(outputs, alike, mixed, strict=True):
-        if a.shape == b.shape and not _same(a[0], b[0]):
-            raise OneSampleOnly(
-                f"output {spec.name!r} of a sample depends on the other samples of its batch; export the model so that it "
-                "computes each sample alone, or with the batch fixed to 1"
-            )
+    changed = _changed(alike, mixed)
+    if changed is not None and _changed(alike, run(_two(inputs, same=True))) is None:
+        raise OneSampleOnly(
+            f"output {outputs[changed].name!r} of a sample depends on the other samples of its batch; export the model so "
+            "that it computes each sample alone, or with the batch fixed to 1"
+        )
+
+
+def _changed(before: list[Any], after: list[Any]) -> int | None:
+    """Return the number of an output whose first sample differs; None if there is no such output."""
+    pairs = enumerate(zip(before, after, strict=True))
+    return next((i for i, (a, b) in pairs if a.shape == b.shape and not _same(a[0], b[0])), None)
 
 
 def _two(inputs: Sequence[TensorSpec], *, same: bool) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from edgert_deploy.packager.sources.batch_check import Run, check_samples_apart
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly
 
 Array = NDArray[Any]
+RANDOM = np.random.default_rng(0)
 OUTPUT = TensorSpec("y", "FP32", (-1, 4))
 FLOATS, TOKENS = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("x", "INT64", (-1, 4))
 
@@ -45,6 +46,7 @@ def test_an_answer_that_changes_with_another_sample_is_found(spec: TensorSpec, c
         (FLOATS, lambda x: x / np.abs(x).max(axis=1, keepdims=True)),
         (FLOATS, lambda x: np.sqrt(x) + np.exp(x)),  # NaN and infinity
         (FLOATS, lambda x: np.full((len(x), 4), np.nan)),
+        (FLOATS, lambda x: x + RANDOM.normal(0, 1, x.shape)),
         (TOKENS, table),
         (TOKENS, refuses),
     ],
