@@ -116,6 +116,7 @@ def _examined(
     structure, forgot = _checked(proto)
     changed |= forgot
     _check_layouts(proto)
+    _check_modes(proto)
     check_weights(proto)
     progress("onnx converted the model to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
@@ -316,6 +317,16 @@ def _check_layouts(proto: Any) -> None:
             raise SourceInvalid(
                 f"{node.op_type} {(node.name or node.output[0])[:80]!r} takes [batch, steps, inputs] (layout 1), and ONNX Runtime supports "
                 "only layout 0: export the model with layout 0, and a Transpose before and after the operator"
+            )
+
+
+def _check_modes(proto: Any) -> None:
+    """Raise SourceInvalid for a BatchNormalization in training mode: it ignores what the training found."""
+    for node in nodes_of(proto.graph):
+        if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
+            raise SourceInvalid(
+                f"BatchNormalization {(node.name or node.output[0])[:80]!r} is in training mode, so it uses the mean of each request, "
+                "not the mean of the training data: put the model into inference mode (in PyTorch: model.eval()), and export it again"
             )
 
 

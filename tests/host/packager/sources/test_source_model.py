@@ -178,6 +178,13 @@ def test_a_model_with_a_layer_that_fixes_the_batch_gets_a_batch_of_one(tmp_path:
     assert "onnxruntime_src" not in source.remarks[0]  # the runtime's messages begin with a position in its own code
 
 
+def test_a_model_that_was_exported_in_training_mode_is_refused(tmp_path: Path) -> None:
+    ones = {name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "variance")}
+    body = "y, m, v = BatchNormalization <training_mode = 1> (x, scale, bias, mean, variance)"
+    with pytest.raises(SourceInvalid, match=r"'y' is in training mode.*model\.eval\(\)\), and export it again"):
+        load(models.model("float[1,4,8] x) => (float[1,4,8] y", body, ones), tmp_path)
+
+
 def test_a_model_whose_answers_depend_on_the_batch_gets_a_batch_of_one(tmp_path: Path) -> None:
     """Example: the spectrogram of openWakeWord. On a device, the other samples come from other clients."""
     proto = models.model("float[N,4] x) => (float[N,4] y", "a = Abs(x) m = ReduceMax(a) y = Div(x, m)")
