@@ -294,7 +294,7 @@ def are_probabilities(rows: Array) -> bool:
 
 
 def _are_embeddings(reference: Array) -> bool:
-    """Return whether each sample has one vector, the vectors have many directions, and their values have no order.
+    """Return whether each sample has one vector, with many directions and no order of its values.
 
     Vectors of coordinates have nearly one direction. A series is no embedding: its values count, not its direction, so
     half of each value would be a wrong answer.
