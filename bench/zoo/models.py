@@ -236,6 +236,26 @@ def _basic_pitch(name: str) -> ZooModel:
     )  # fmt: skip
 
 
+def _swift_f0(name: str) -> ZooModel:
+    """The pitch of a voice. The lowest and the highest pitch are inputs without axes: here, they are constants."""
+    import onnx
+
+    path = folder() / f"{name}.onnx"
+    if not path.exists():
+        proto = onnx.load(model_file("swift-f0", "swift_f0/model.onnx"))
+        for number, hertz in (("fmin", 46.875), ("fmax", 2093.75)):  # the widest range
+            proto.graph.input.remove(next(value for value in proto.graph.input if value.name == number))
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(hertz, np.float32), number))
+        onnx.save(proto, path)
+    samples = _split(
+        "audio", lambda count, seed: data.speech(count + 1, 16_000, seed)[: count * 16_000].reshape(-1, 16_000)
+    )
+    return ZooModel(
+        name, "pitch", "same pitch", path, *samples,
+        lambda answers, exact: scores.pitches_agree(answers, exact), ("--input", "audio=1,16000"),
+    )  # fmt: skip
+
+
 def _mediapipe(file: str) -> Path:
     return model_file("mediapipe", f"mediapipe/modules/{file}")
 
@@ -352,6 +372,7 @@ _MAKERS: dict[str, Callable[[str], ZooModel]] = {
     "minilm": _minilm,
     "silero-vad": _silero,
     "basic-pitch": _basic_pitch,
+    "swift-f0": _swift_f0,
     "face-detector-short": _face_detector,
     "face-detector-full": _face_detector,
     "face-landmarks": _face_landmarks,

@@ -23,6 +23,7 @@ WHEELS = {
     "nudenet": "3.4.2",
     "rapidocr-onnxruntime": "1.4.4",
     "silero-vad": "6.2.3",
+    "swift-f0": "0.3.0",
 }
 # MediaPipe's wheels differ only in native code, which is not unpacked: any one of them has the models.
 PLATFORM = ("--python-version", "3.11", "--platform", "manylinux_2_17_x86_64", "--platform", "manylinux_2_28_x86_64")

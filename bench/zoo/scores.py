@@ -51,6 +51,17 @@ def points_agree(answers: Array, exact: Array, within: float) -> float:
     return float((np.abs(answers - exact) < within).mean())
 
 
+def pitches_agree(answers: list[Array], exact: list[Array], cents: float = 50.0) -> float:
+    """Return the share of frames without a pitch in both, or with pitches that differ by less than `cents`.
+
+    The outputs are the pitches in Hz and how sure the model is that there is one.
+    """
+    (pitch, sure), (want, want_sure) = answers, exact
+    voiced, wanted = sure > 0.5, want_sure > 0.5
+    near = np.abs(1200 * np.log2(np.maximum(pitch, 1.0) / np.maximum(want, 1.0))) < cents
+    return float(np.where(wanted, voiced & near, ~voiced).mean())
+
+
 def neighbours_agree(answers: Array, exact: Array) -> float:
     """Return the share of embeddings `[N, D]` whose nearest other is FP32's, or as near within 0.01."""
     alike = _alike(exact)

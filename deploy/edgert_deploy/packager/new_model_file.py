@@ -15,7 +15,7 @@ from edgert_deploy.devices.facts import LOCAL_PROFILE
 from edgert_deploy.devices.profiles import list_profiles
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.model_file import SUFFIX
-from edgert_deploy.packager.samples.processing import read_postprocess
+from edgert_deploy.packager.samples.processing import masks_of, read_postprocess
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 CHANNELS = (1, 3, 4)
@@ -104,7 +104,7 @@ def _processing_lines(source: SourceModel, detector: bool, classes: int | None) 
     if images:
         lines.append("# Processing on the device: raw frames and JPEG files to inputs, outputs to labels.")
         colour = any(3 in (spec.shape[1], spec.shape[3]) for spec in images)
-        preset = "yolo" if detector else "imagenet"
+        preset = "yolo" if detector or _has_masks(source) else "imagenet"
         if not colour or len(source.inputs) != 1 or source.inputs[0].datatype != "FP32":
             preset = "preprocess.toml"  # no preset fits, or the range of an INT8 input may cut the preset's values
         has_rule = (folder / "preprocess.toml").is_file()
@@ -190,6 +190,10 @@ def _is_detector(source: SourceModel) -> bool:
         cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in GRIDS]
         return anchors in cells or anchors in [3 * count for count in cells]
     return False
+
+
+def _has_masks(source: SourceModel) -> bool:
+    return any(len(spec.shape) == 3 and masks_of(source, min(spec.shape[1:])) is not None for spec in source.outputs)
 
 
 def _meaning(spec: TensorSpec, detector: bool) -> str:

@@ -15,6 +15,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.errors import ConfigInvalid
+from edgert.tensors import TensorSpec
 from edgert_deploy.packager.model_file import read_model_file
 from edgert_deploy.packager.new_model_file import model_file_text, name_from, write_model_file
 from edgert_deploy.packager.sources.formats.convert import Conversion
@@ -133,6 +134,14 @@ def test_separate_outputs_for_boxes_and_scores_are_not_taken_for_yolo(tmp_path: 
     )
     proto.graph.output.append(helper.make_tensor_value_info("scores", 1, ["N", 1, 21]))
     assert "postprocess" not in read_model_file_from(text_for(proto, tmp_path), tmp_path)
+
+
+def test_a_model_for_segmentation_gets_the_images_of_a_detector_but_no_boxes(tmp_path: Path) -> None:
+    source = load_source(models.write(with_rows(21), tmp_path / "net.onnx"))
+    boxes, masks = TensorSpec("boxes", "FP32", (-1, 21, 21)), TensorSpec("masks", "FP32", (-1, 16, 32, 32))
+    text = model_file_text(replace(source, outputs=(boxes, masks)), {}, ["this-machine"])
+    values = read_model_file_from(text, tmp_path)
+    assert (values["preprocess"], "postprocess" in values) == ("yolo", False)
 
 
 def read_model_file_from(text: str, folder: Path) -> dict[str, Any]:

@@ -54,6 +54,7 @@ BACKGROUND_LOGIT = -2.0  # the objectness of a cell without an object is below t
 MINORITY_MIN = 0.01
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # vectors whose mean cosine between samples is higher are not treated as embeddings
+SERIES_MIN = 0.5  # vectors whose adjacent values correlate more are series, such as a pitch for each moment
 PROBABILITY_TOLERANCE = 1e-3
 ANYWHERE = (1 << 20, 1 << 20)  # the height and width of an image so large that its border cuts no box
 
@@ -293,15 +294,20 @@ def are_probabilities(rows: Array) -> bool:
 
 
 def _are_embeddings(reference: Array) -> bool:
-    """Return whether each sample has one vector, and the vectors have many directions.
+    """Return whether each sample has one vector, with many directions and no order of its values.
 
-    Vectors of coordinates have nearly one direction.
+    Vectors of coordinates have nearly one direction. A series is no embedding: its values count, not its direction, so
+    half of each value would be a wrong answer.
     """
     sides = _sides(reference.shape[1:])
     if len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN or len(reference) < NEIGHBOUR_SAMPLES_MIN:
         return False
     mean = unit_vectors(reference).mean(axis=0)
-    return float(mean @ mean) < ALIKE_MAX  # the mean cosine of all pairs
+    if float(mean @ mean) >= ALIKE_MAX:  # the mean cosine of all pairs
+        return False
+    vectors = reference.reshape(len(reference), -1)
+    vectors = unit_vectors(vectors - vectors.mean(axis=1, keepdims=True))
+    return float((vectors[:, 1:] * vectors[:, :-1]).sum(axis=1).mean()) < SERIES_MIN
 
 
 def _sides(shape: tuple[int, ...]) -> list[int]:

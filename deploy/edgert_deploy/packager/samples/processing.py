@@ -36,6 +36,11 @@ OUTPUT_TABLES = ("classify", "detect", "ctc", "embed")
 LISTS = ("mean", "std", "feature_mean", "feature_std", "threshold")  # a number may replace a list of one number
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
+MASKS_MIN = 16  # an output with fewer maps is a segmentation of its own; YOLO has 32 masks
+ONLY_BOXES = (
+    "EdgeRT reads boxes without masks, key points and angles: if each box of your model has such values, leave "
+    "--postprocess out, and let your app read the outputs"
+)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_MARGIN = 256 / 224  # the shorter side of the image before the crop, divided by the side of the crop
 
@@ -199,8 +204,17 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
     raise ConfigInvalid(
         f"--postprocess yolo: no output has the form [N, 4 + C, A] or [N, A, 5 + C] (the outputs are {shapes}"
-        f"{f', and --labels gives {len(labels)}' if labels else ''}): give a file with a table [detect]"
+        f"{f', and --labels gives {len(labels)}' if labels else ''}): give a file with a table [detect]. {ONLY_BOXES}"
     )
+
+
+def masks_of(source: SourceModel, values: int) -> TensorSpec | None:
+    """Return the output with masks, if boxes of `values` values end with a factor for each of these masks.
+
+    YOLO's segmentation has boxes `[N, 4 + C + M, A]` and M masks `[N, M, height, width]`.
+    """
+    images = (spec for spec in source.outputs if len(spec.shape) == 4 and spec.dtype.kind == "f")
+    return next((spec for spec in images if MASKS_MIN <= min(spec.shape[1], spec.shape[3]) < values - 4), None)
 
 
 def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | None) -> Classify:
@@ -300,9 +314,16 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
     shape = next(spec.shape for spec in source.outputs if spec.name == scored)
     values = shape[1 if detect.form == "channels_first" else 2]
     classes = values if detect.scores else values - 4 - detect.objectness
-    if detect.labels and values != -1 and classes != len(detect.labels):
+    if values == -1 or classes == len(detect.labels):
+        return detect
+    if not detect.scores and (masks := masks_of(source, values)) is not None:
+        raise ConfigInvalid(
+            f"{name}: each box of output {scored!r} ends with values for the masks in output {masks.name!r}, not with "
+            f"scores. {ONLY_BOXES}"
+        )
+    if detect.labels:
         raise ConfigInvalid(
             f"{name}: output {scored!r} has {classes} classes, and --labels gives "
-            f"{counted(len(detect.labels), 'label')}: give one label for each class"
+            f"{counted(len(detect.labels), 'label')}: give one label for each class. {ONLY_BOXES}"
         )
     return detect

@@ -21,6 +21,7 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.processes.sandbox import Answer, Progress
+from edgert_deploy.packager.sources.batch_check import check_samples_apart
 from edgert_deploy.packager.sources.formats.external_data import embed, files_of
 from edgert_deploy.packager.sources.onnx_graph.axes import (
     drop_unread_inputs,
@@ -96,9 +97,9 @@ def _examined(
         data: The content of the model's file.
         replaced: Gets a remark for each input whose fixed lengths --input replaces.
         progress: Gets the name of each step.
-        no_batch: The reason to fix an open batch to 1, if the model accepts only one sample.
+        no_batch: The reason to fix an open batch to 1, if the model answers only one sample at a time.
 
-    Raises OneSampleOnly if the model accepts only one sample and `no_batch` is empty.
+    Raises OneSampleOnly if the model answers only one sample at a time and `no_batch` is empty.
     """
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
@@ -115,6 +116,7 @@ def _examined(
     structure, forgot = _checked(proto)
     changed |= forgot
     _check_layouts(proto)
+    _check_modes(proto)
     check_weights(proto)
     progress("onnx converted the model to another opset, and onnxruntime compared the answers")
     translated = _translated(proto, _at_largest(inputs, buckets))
@@ -137,6 +139,8 @@ def _examined(
         output_spec(value.name, _datatype(runs[0][i]), [_shape_of(run[i]) for run in runs], inputs)
         for i, value in enumerate(session.get_outputs())
     ]
+    if inputs[0].shape[0] == -1:
+        check_samples_apart(lambda feed: list(session.run(None, feed)), _at_largest(inputs, buckets), outputs)
     if buckets is not None:
         outputs, cuts = cut_outputs(outputs, _shapes_by_length(session, inputs, buckets), buckets.axis)
         buckets = replace(buckets, outputs=cuts)
@@ -181,7 +185,7 @@ def _fix_batch_where_needed(proto: Any, no_batch: str) -> tuple[str, ...]:
         )
     if no_batch and fix_batch(proto):
         remarks += (
-            f"the model leaves its batch open but accepts only one sample, so its batch is fixed to 1: {no_batch}",
+            f"the model leaves its batch open but answers only one sample at a time, so its batch is fixed to 1: {no_batch}",
         )
     return remarks
 
@@ -313,6 +317,16 @@ def _check_layouts(proto: Any) -> None:
             raise SourceInvalid(
                 f"{node.op_type} {(node.name or node.output[0])[:80]!r} takes [batch, steps, inputs] (layout 1), and ONNX Runtime supports "
                 "only layout 0: export the model with layout 0, and a Transpose before and after the operator"
+            )
+
+
+def _check_modes(proto: Any) -> None:
+    """Raise SourceInvalid for a BatchNormalization in training mode: it ignores what the training found."""
+    for node in nodes_of(proto.graph):
+        if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
+            raise SourceInvalid(
+                f"BatchNormalization {(node.name or node.output[0])[:80]!r} is in training mode, so it uses the mean of each request, "
+                "not the mean of the training data: put the model into inference mode (in PyTorch: model.eval()), and export it again"
             )
 
 

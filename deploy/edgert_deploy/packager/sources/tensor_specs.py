@@ -16,7 +16,7 @@ RUN_BYTES_MAX = 2**33  # the limit for each input of a run
 
 
 class OneSampleOnly(SourceInvalid):
-    """The model leaves its batch open, but does not answer each sample of a batch of two."""
+    """The model leaves its batch open, but does not answer each sample of a batch of two alone."""
 
 
 def input_specs(proto: Any, open_axes: Collection[tuple[str, int]] = ()) -> tuple[TensorSpec, ...]:

@@ -42,7 +42,7 @@ def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
     except OneSampleOnly as error:
         data = _with_batch_of_one(data)
         remark = (
-            "the model leaves its batch open but accepts only one sample, so its batch is fixed to 1: "
+            "the model leaves its batch open but answers only one sample at a time, so its batch is fixed to 1: "
             f"{error.message.partition(';')[0]}"
         )
         return {**_examined(name, data), "remarks": [remark]}, data

@@ -118,6 +118,15 @@ def test_a_channel_that_never_varies_is_measured_with_the_scale_of_the_others() 
     assert value_agreement(answers, reference) > 0.999
 
 
+def test_a_pitch_for_each_moment_is_judged_by_its_values_and_not_by_its_direction() -> None:
+    """Half of each pitch is one octave too low, but its cosine is 1. Example: SwiftF0."""
+    times, starts = np.arange(62), RANDOM.uniform(0, 6, (20, 1))
+    pitch = (440 * np.maximum(0, np.sin(times / 5 + starts))).astype(np.float32)  # 0 if nobody sings
+    (judgement,) = judged(pitch)
+    assert judgement.name == "values"
+    assert judgement.score([pitch / 2], [pitch]) < 0.9
+
+
 def test_neighbours_are_found_across_blocks_of_samples() -> None:
     """A table of all pairs of 30,000 samples has 7 GB."""
     count = 2 * NEIGHBOUR_BLOCK + 3

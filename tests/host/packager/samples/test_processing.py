@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,37 @@ def test_the_usual_detectors_are_recognized(
     model = source((-1, 3, 640, 640), ("scores", (-1, 10)), ("output0", shape))
     found = read_postprocess(Path("yolo"), model, tmp_path / "labels.txt" if labels else None)
     assert found == Detect("output0", labels=names, form=form, objectness=objectness)
+
+
+@pytest.mark.parametrize("labels", [0, 1])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [("output0", (1, 37, 8400)), ("output1", (1, 32, 160, 160))],
+        [("output0", (1, 8400, 37)), ("output1", (1, 160, 160, 32))],
+    ],
+)
+def test_factors_of_masks_are_not_taken_for_scores(outputs: Any, labels: int, tmp_path: Path) -> None:
+    """Example: a YOLOv8 for segmentation with one class. Earlier code answered 33 classes."""
+    (tmp_path / "labels.txt").write_text("\n".join(["piece"] * labels))
+    (tmp_path / "post.toml").write_text('[detect]\nboxes = "output0"\nform = "channels_first"')
+    model = source((1, 3, 640, 640), *outputs)
+    for rule in ("yolo", str(tmp_path / "post.toml")):
+        with pytest.raises(ConfigInvalid, match="without masks, key points and angles"):
+            read_postprocess(Path(rule), model, tmp_path / "labels.txt" if labels else None)
+
+
+def test_key_points_after_the_score_of_a_box_get_a_next_step(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("person")
+    (tmp_path / "post.toml").write_text('[detect]\nboxes = "output0"')
+    for rule in ("yolo", str(tmp_path / "post.toml")):
+        with pytest.raises(ConfigInvalid, match="let your app read the outputs"):
+            read_postprocess(Path(rule), source((1, 3, 640, 640), ("output0", (1, 56, 8400))), tmp_path / "labels.txt")
+
+
+def test_a_map_of_few_classes_beside_boxes_holds_no_masks() -> None:
+    found = read_postprocess(Path("yolo"), source((1, 3, 8, 8), ("b", (1, 14, 8400)), ("road", (1, 2, 8, 8))), None)
+    assert found == Detect("b")
 
 
 def test_the_rule_for_the_outputs_is_read_from_a_file(tmp_path: Path) -> None:

@@ -171,9 +171,26 @@ def test_a_model_with_a_layer_that_fixes_the_batch_gets_a_batch_of_one(tmp_path:
     proto = models.model("float[N,4] x) => (float[1,4] y", "y = Reshape(x, k)", {"k": np.array([1, 4])})
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     assert [spec.shape for spec in (*source.inputs, *source.outputs)] == [(1, 4), (1, 4)]
-    assert "leaves its batch open but accepts only one sample, so its batch is fixed to 1" in source.remarks[0]
+    assert (
+        "leaves its batch open but answers only one sample at a time, so its batch is fixed to 1" in source.remarks[0]
+    )
     assert "does not run on a batch of 2" in source.remarks[0]
     assert "onnxruntime_src" not in source.remarks[0]  # the runtime's messages begin with a position in its own code
+
+
+def test_a_model_that_was_exported_in_training_mode_is_refused(tmp_path: Path) -> None:
+    ones = {name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "variance")}
+    body = "y, m, v = BatchNormalization <training_mode = 1> (x, scale, bias, mean, variance)"
+    with pytest.raises(SourceInvalid, match=r"'y' is in training mode.*model\.eval\(\)\), and export it again"):
+        load(models.model("float[1,4,8] x) => (float[1,4,8] y", body, ones), tmp_path)
+
+
+def test_a_model_whose_answers_depend_on_the_batch_gets_a_batch_of_one(tmp_path: Path) -> None:
+    """Example: the spectrogram of openWakeWord. On a device, the other samples come from other clients."""
+    proto = models.model("float[N,4] x) => (float[N,4] y", "a = Abs(x) m = ReduceMax(a) y = Div(x, m)")
+    source = load(proto, tmp_path)
+    assert [spec.shape for spec in (*source.inputs, *source.outputs)] == [(1, 4), (1, 4)]
+    assert "output 'y' of a sample depends on the other samples of its batch" in source.remarks[0]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +212,7 @@ def test_an_output_without_the_batch_gets_a_batch_if_the_model_takes_one_sample(
     want = models.random(3, 4) if shape == (1, 4) else models.random(3, 4).max(axis=1)
     np.testing.assert_array_equal(answer, want)
     if outputs.startswith("float[N"):
-        assert any("accepts only one sample" in remark for remark in source.remarks)
+        assert any("answers only one sample" in remark for remark in source.remarks)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 64, b"not a model", b"\x08\x07", b"PK\x03\x04" + bytes(100)])

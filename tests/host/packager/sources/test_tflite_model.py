@@ -87,7 +87,7 @@ def test_a_model_that_leaves_its_batch_open_and_takes_one_sample_gets_a_batch_of
     (tmp_path / "net.tflite").write_bytes(packed(model))
     source = load_source(tmp_path / "net.tflite")
     assert [spec.shape for spec in (*source.inputs, *source.outputs)] == [(1, 4), (1, 2, 2)]
-    assert "accepts only one sample, so its batch is fixed to 1" in source.remarks[0]
+    assert "answers only one sample at a time, so its batch is fixed to 1" in source.remarks[0]
     x = models.random(12, 4)
     samples = CalibrationSet({"x": x}, None)
     artifact = build("tflite", source, samples, "fp16", tmp_path / "out")

@@ -23,6 +23,10 @@ PICKLED_TORCH = (
     "a pickled PyTorch module, or weights without a model, and reading it would run Python code. Load it with the "
     f"program that made it, save the model with {EXPORT}, and give that file"
 )
+PACKAGED_TORCH = (
+    "an archive of torch.package, and reading it would run Python code. Load it with the program that made it, save the "
+    f"model in it with {EXPORT}, and give that file"
+)
 COMPILED_TORCH = f"a PyTorch model that AOTInductor compiled for one kind of processor: save the model with {EXPORT}"
 PICKLE = (
     "a Python pickle, and reading it would run Python code. Load it with the program that made it, and convert the model "
@@ -46,6 +50,7 @@ BEGINNINGS = {
     TORCH_PICKLE: PICKLED_TORCH,
     b"tree\nversion=": BOOSTER.format("LightGBM"),
     b"GGUF": "a language model in GGUF, which no engine of EdgeRT runs",
+    b"\xba\x16\x4f\x2f": "a model of fastText, which no engine of EdgeRT runs",
     b"\x1f\x8b": ARCHIVE,
     b"BZh": ARCHIVE,
     b"\xfd7zXZ\x00": ARCHIVE,
@@ -110,6 +115,8 @@ def _of_zip(path: Path) -> str:
     names = names_in_zip(path) or []
     if names and all(name.endswith(".npy") for name in names):
         return "NumPy arrays, not a model; give samples with --calibration and --holdout"
+    if any(name.endswith("/.data/extern_modules") for name in names):
+        return PACKAGED_TORCH
     is_script = any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names)
     if not is_script and any(name.endswith("/data.pkl") for name in names):
         return PICKLED_TORCH

@@ -50,6 +50,10 @@ FILES = {
     "net.pth": (zipped("net/data.pkl", "net/data/0"), r"pickled PyTorch.*torch\.export\.save"),
     "net.pth.tar": (zipped("net/data.pkl"), "pickled PyTorch"),
     "compiled.pt2": (zipped("m/data/aotinductor/model/a.so", "m/archive_format"), r"AOTInductor.*torch\.export\.save"),
+    "packaged.pt": (
+        zipped("m/.data/ts_code/0/constants.pkl", "m/.data/ts_code/code/x.py", "m/.data/extern_modules"),
+        r"torch\.package.*torch\.export\.save",
+    ),
     "old.pt": (TORCH_PICKLE + bytes(20), "pickled PyTorch"),
     "model.joblib": (pickle.dumps({"a": 1}), "skl2onnx"),
     "packed.joblib": (b"x\x9c" + bytes(20), "skl2onnx"),
@@ -63,6 +67,7 @@ FILES = {
     "net.mlmodel": (b"\x08\x01\x12\x02", "Core ML"),
     "inference.pdmodel": (b"\n\xa0\x10", "paddle2onnx"),
     "net.xml": (b'<?xml version="1.0"?>\n<net name="a" version="11">', "OpenVINO's own format"),
+    "lid.ftz": (b"\xba\x16\x4f\x2f\x0c", "fastText, which no engine"),
     "net.gguf": (b"GGUF\x03", "GGUF"),
     "net.safetensors": (b"\x40" + bytes(7) + b"{}", "weights without a model"),
     "net.tar.gz": (tarred(), "unpack it"),
