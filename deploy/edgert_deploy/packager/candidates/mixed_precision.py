@@ -85,7 +85,7 @@ class Search:
             if not self.found.is_worth_it:
                 share = share_text(self.found.artifact.int8_share)
                 if self.found.is_int8_by_name_only:
-                    more += "; nothing is left in INT8, so --precision auto packs FP16 or FP32"
+                    more += "; nothing is left in INT8, so this artifact is not packed"
                 else:
                     more += (
                         f"; {share} of the work is left in INT8, so --precision auto packs it only if it is the fastest"

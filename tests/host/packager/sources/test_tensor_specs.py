@@ -49,7 +49,7 @@ def test_the_first_axis_of_an_output_counts_the_samples(
 @pytest.mark.parametrize(("source", "shapes"), [(OPEN, [(1, 0), (2, 0)]), (FIXED, [(1, 0, 6)])])
 def test_an_output_that_is_empty_is_refused(source: TensorSpec, shapes: list[tuple[int, ...]]) -> None:
     with pytest.raises(
-        SourceInvalid, match=r"for a sample of zeros: it is empty, or its length depends on the values; leave"
+        SourceInvalid, match=r"for a sample of zeros: it is empty, or its length depends on the values; omit"
     ):
         output_spec("y", "float32", shapes, (source,))
 
