@@ -5,6 +5,7 @@ A model is written in ONNX's text form (onnx.parser); weights are random with a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def random(*shape: int, seed: int = 0) -> Array:
 
 
 def model(
-    signature: str, body: str, weights: dict[str, Array] | None = None, *, opset: int = 17, ir_version: int = 8
+    signature: str, body: str, weights: Mapping[str, Any] | None = None, *, opset: int = 17, ir_version: int = 8
 ) -> Any:
     """Return a ModelProto of `signature` ("float[N,4] x) => (float[N,2] y") and `body`, both in text form."""
     from onnx import numpy_helper, parser

@@ -305,7 +305,7 @@ def _are_embeddings(reference: Array) -> bool:
     mean = unit_vectors(reference).mean(axis=0)
     if float(mean @ mean) >= ALIKE_MAX:  # the mean cosine of all pairs
         return False
-    vectors = reference.reshape(len(reference), -1)
+    vectors: Array = reference.reshape(len(reference), -1)
     vectors = unit_vectors(vectors - vectors.mean(axis=1, keepdims=True))
     return float((vectors[:, 1:] * vectors[:, :-1]).sum(axis=1).mean()) < SERIES_MIN
 

@@ -236,7 +236,8 @@ def grid(objectness: int = 0, classes: int = 8, images: int = 6, side: int = 16)
     found = RANDOM.uniform(0, 0.02, (images, 1, side, side))
     found[:, 0, 3, 3:8], scores[:, :, 3, 3:8], scores[:, 2, 3, 3:8] = 0.8, 0.01, 0.9
     front = [found, boxes] if objectness == 0 else [boxes, found]
-    return np.concatenate([*front, scores], 1).astype(np.float32)
+    answer: Array = np.concatenate([*front, scores], 1)
+    return answer.astype(np.float32)
 
 
 @pytest.mark.parametrize("axis", [1, 3])
