@@ -155,10 +155,12 @@ class Deltas:
             bases = self._bases(new, has)
             key = _key(bundle, new, bases, has)
             with self._making[key]:
-                if not self._deltas.find(key):
+                found = self._deltas.find(key)
+                if not found:
                     self._make(key, bundle, new, bases, zstd=has.zstd)
-                if not (found := self._deltas.find(key)):
-                    raise OSError(errno.ENOSPC, "no room for it")
+                    found = self._deltas.find(key)
+        if not found:
+            raise OSError(errno.ENOSPC, "no room for it")
         file = found[0]
         files = bundle.manifest.files_for(target)
         patched = sum(part.encoding == "patch" for part in parts_of(file))

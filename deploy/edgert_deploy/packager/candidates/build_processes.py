@@ -56,7 +56,7 @@ class BuildProcesses:
 
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
         """Return the artifact from the cache, or build it in a child. Raises BuildFailed, also after a crash."""
-        key = cache_key(spec, self._source, self._calibration)
+        key = self._key(spec)
         described = out_dir / ARTIFACT
         if self._cache.get(key, out_dir):
             progress(f"{spec.engine}: unchanged, taken from the build cache")
@@ -78,7 +78,10 @@ class BuildProcesses:
         return artifact
 
     def is_cached(self, spec: BuildSpec) -> bool:
-        return bool(self._cache.find(cache_key(spec, self._source, self._calibration)))
+        return bool(self._cache.find(self._key(spec)))
+
+    def _key(self, spec: BuildSpec) -> str:
+        return cache_key(spec, self._source, self._calibration)
 
     def activations(self, progress: Progress) -> tuple[Activation, ...]:
         """Return the ranges of the layers' answers. Return none if the model is not ONNX, or after a crash.
@@ -136,7 +139,8 @@ class BuildProcesses:
             processes: The number of parallel builds. With 0, as many builds run as fit. With 1, this function builds
                 nothing, because the build flow builds the artifacts.
         """
-        missing = {cache_key(spec, self._source, self._calibration): spec for spec in specs if not self.is_cached(spec)}
+        missing = {self._key(spec): spec for spec in specs}
+        missing = {key: spec for key, spec in missing.items() if not self._cache.find(key)}
         if not processes:
             small = self._source.size_bytes < SOURCE_BYTES_MIN
             processes = 1 if small else _processes(self._source, self._calibration)

@@ -38,8 +38,8 @@ PREPROCESS_PRESETS = ("imagenet", "yolo")
 POSTPROCESS_PRESETS = ("yolo",)
 MASKS_MIN = 16  # an output with fewer maps is a segmentation of its own; YOLO has 32 masks
 ONLY_BOXES = (
-    "EdgeRT reads boxes without masks, key points and angles: if each box of your model has such values, leave "
-    "--postprocess out, and let your app read the outputs"
+    "EdgeRT reads boxes without masks, key points and angles: if each box of your model has such values, omit "
+    "--postprocess, and let your app read the outputs"
 )
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_MARGIN = 256 / 224  # the shorter side of the image before the crop, divided by the side of the crop
