@@ -38,6 +38,7 @@ from edgert.client.conversation import (
 )
 from edgert.client.model_interface import Inputs
 from edgert.errors import WorkerLost
+from edgert.protocol import wire
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 from edgert.tensors import InferResponse
 
@@ -118,8 +119,11 @@ class Client(BaseClient):
 
         Raises RequestError (the inputs do not fit), Unavailable (try again), DeadlineExceeded.
         """
-        check_model(model)
-        flags = request_flags(cache, priority)
+        # Every request passes here, and with many clients on one core, each function costs cache misses. So the usual
+        # values are recognized without a call (decision 12).
+        if type(model) is not str:
+            check_model(model)
+        flags = (0 if cache else wire.FLAG_NO_CACHE) if priority == "normal" else request_flags(cache, priority)
         timeout_s = self.timeout_s if timeout_s is None else self.timeout_of(timeout_s)
         deadline = time.monotonic() + timeout_s
         idle = self._idle[model]
@@ -135,7 +139,12 @@ class Client(BaseClient):
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
                 timeout_s = max(0.001, deadline - time.monotonic())
             finally:
-                self._put_back(connection, model, idle)
+                if connection.closed or connection.conversation.outgrown or len(idle) >= IDLE_CONNECTIONS_MAX:
+                    self._discard(connection, model)
+                else:
+                    idle.append(connection)
+                    if self._closed:  # checked last, because another thread may close the client at any time
+                        self.close_idle()
 
     def session(self, model: str) -> Session:
         """Start a session of `model`: each request continues the previous request.
@@ -158,7 +167,7 @@ class Client(BaseClient):
         """Return the description of `model`: release, inputs, outputs, labels."""
         check_model(model)
         connection = self._connected(model, time.monotonic() + self.timeout_s)
-        self._put_back(connection, model, self._idle[model])
+        connection.close()
         return dict(connection.conversation.welcome)
 
     def labels(self, model: str) -> list[str]:
@@ -207,16 +216,11 @@ class Client(BaseClient):
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
 
-    def _put_back(self, connection: Connection, model: str, idle: list[Connection]) -> None:
-        """Keep the connection for a later request, or close it."""
-        if connection.closed or connection.conversation.outgrown or len(idle) >= IDLE_CONNECTIONS_MAX:
-            if connection.conversation.outgrown:
-                self._large.add(model)
-            connection.close()
-        else:
-            idle.append(connection)
-            if self._closed:  # checked last, because another thread may close the client at any time
-                self.close_idle()
+    def _discard(self, connection: Connection, model: str) -> None:
+        """Close a connection that no later request can use."""
+        connection.close()
+        if connection.conversation.outgrown:
+            self._large.add(model)
 
 
 def _may_be_large(inputs: Inputs) -> bool:

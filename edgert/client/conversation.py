@@ -17,7 +17,7 @@ from edgert.client.model_interface import Inputs, ModelInterface
 from edgert.errors import DaemonUnreachable, DeadlineExceeded, EdgeRTError, SessionLost, Unavailable, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, signature_of
-from edgert.protocol.frame_buffer import FrameBuffer
+from edgert.protocol.frame_buffer import FrameBuffer, FrameForm
 from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.hello import HelloFlags, hello_frame
 from edgert.protocol.sharing import SHARE_BYTES_MIN, SharedArea
@@ -34,11 +34,11 @@ SESSION_UNANSWERED = "an earlier request of the session got no answer, so its me
 
 Outputs = dict[str, NDArray[Any]]
 
-_write_varying = wire.VARYING.pack_into
-
-# Facts about the last request, for a request of the same form: the shape and dtype of its array, the memory of this
-# array in the frame, and the frame as the buffers to send.
-_Sent = tuple[tuple[int, ...], np.dtype[Any], NDArray[Any], tuple[bytearray]]
+# Facts about the last request and its answer, for the next request of the same form:
+# - the shape and dtype of the request's array, the memory of this array in the frame, and the frame to send;
+# - the form of the answer, and the outputs: arrays over the receive buffer, by name.
+# These facts are a plain tuple, because Python unpacks a plain tuple fastest.
+Repeatable = tuple[tuple[int, ...], np.dtype[Any], NDArray[Any], bytearray, FrameForm, list[tuple[str, NDArray[Any]]]]
 
 
 class Retry(Exception):
@@ -108,17 +108,15 @@ class Conversation:
         self._area: SharedArea | None = None
         self._interface: ModelInterface | None = None  # None until the WELCOME has arrived
         # The last request: the shapes and dtypes of the app's arrays, if they needed no conversion.
-        self._request_id = 0
+        self.request_id = 0
         self._trace = False
         self._signature: tuple[Any, ...] | None = None
         self._added_axis = False
         # The last answer: arrays over the receive buffer, kept while answers have the same form.
         self._tensors: tuple[wire.WireTensor, ...] | None = None
         self._views: list[tuple[str, NDArray[Any]]] = []
-        self.answer_flags = 0
-        # If a request had one short array and its answer was like the answer before it, the next request of this form
-        # takes a shorter way (decision 12). None otherwise.
-        self._last_sent: _Sent | None = None
+        # Not None if a request had one short array, and its answer was like the answer before it.
+        self.repeatable: Repeatable | None = None
 
     def hello(self) -> bytes:
         """Return the first frame of the connection, which may request shared memory and a session."""
@@ -135,14 +133,8 @@ class Conversation:
         With `trace`, the answer is an InferResponse. Long arrays are sent from their own memory. Raises Retry for the
         first large request of a conversation without shared memory, if the next conversation may get it.
         """
-        self._request_id = request_id = self._request_id + 1
-        if self._last_sent is not None and not trace and type(inputs) is np.ndarray:
-            shape, dtype, target, buffers = self._last_sent
-            if inputs.shape == shape and inputs.dtype == dtype:
-                target[...] = inputs
-                _write_varying(buffers[0], wire.VARYING_OFFSET, flags, request_id, self._model_id, timeout_us)
-                return buffers
-        self._last_sent = None
+        self.request_id = request_id = self.request_id + 1
+        self.repeatable = None
         interface = self._interface
         assert interface is not None  # the daemon has greeted
         frame = self._frame
@@ -168,32 +160,24 @@ class Conversation:
             self._signature = signature
         return parts
 
-    def answer(self, count: int) -> Outputs | None:
-        """Return the outputs if exactly one answer of the last answer's form is in `frames.room`, else None.
-
-        The answer has `count` bytes, and `answer_flags` are its flags. After None, pass `count` to
-        `frames.feed`, and its frame to `received`.
-        """
-        if self._last_sent is None or (flags := self.frames.repeats(count, self._request_id)) is None:
-            return None
-        self.answer_flags = flags
-        return self._outputs()
-
     def received(self, frame: wire.Frame) -> Event:
         """Return the meaning of `frame` for the hello or the current request: an answer, an error or a Retry.
 
         The answer to a hello is the content of the WELCOME. Raises ProtocolError and EdgeRTError: close the connection
         after such an error.
         """
+        self.repeatable = None
         interface = self._interface
-        if frame.kind == wire.RESULT and interface is not None and frame.request_id == self._request_id:
+        if frame.kind == wire.RESULT and interface is not None and frame.request_id == self.request_id:
             if frame.tensors is not self._tensors:
                 self._map_outputs(frame.tensors, interface.outputs)
-            elif not self._trace and self._signature is not None and (sent := self._frame.kept_array()) is not None:
-                self._last_sent = *self._signature, *sent
-            outputs = self._outputs()
+            elif not self._trace and self._signature is not None:
+                sent, form = self._frame.kept_array(), self.frames.form()
+                if sent is not None and form is not None:
+                    self.repeatable = *self._signature, *sent, form, self._views
+            outputs = {name: view.copy() for name, view in self._views}
             return _response(interface, frame, outputs) if self._trace else outputs
-        if frame.kind == wire.ERROR and frame.request_id == self._request_id:
+        if frame.kind == wire.ERROR and frame.request_id == self.request_id:
             self.over = interface is None
             error = wire.error_of(frame)
             if self.over and isinstance(error, Unavailable) and error.retry_after_s is not None:
@@ -253,15 +237,9 @@ class Conversation:
     def _greeted(self, frame: wire.Frame) -> None:
         self.welcome = frame.json()
         self._interface = ModelInterface(self._model or "", self.welcome)
-        self._model_id = frame.model_id
+        self.model_id = frame.model_id
         self._frame = FrameBuilder(wire.INFER, frame.model_id, None if self._area is None else self._area.request)
         self.frames.limit(self._interface.frame_bytes_max)
-
-    def _outputs(self) -> Outputs:
-        outputs = {}
-        for name, view in self._views:  # a loop, because Python before 3.12 calls a function for a comprehension
-            outputs[name] = view.copy()
-        return outputs
 
     def _arrays_by_name(self, inputs: Inputs) -> tuple[NDArray[Any], ...]:
         """Return a dict's arrays in the model's order; () if it has other names, or values that are no arrays."""

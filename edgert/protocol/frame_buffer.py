@@ -49,6 +49,10 @@ _new = tuple.__new__  # creates a NamedTuple faster, because it does not call th
 # - the offset at which its descriptors end; its size; the descriptors; the tensors that they describe.
 # These facts are a plain tuple, because Python unpacks a plain tuple fastest.
 _Last = tuple[int, bytes, bytes, int, int, int, int, bytes, tuple[WireTensor, ...]]
+# The form of a frame that is read without `feed`: its size, the two parts of its header (see above), the place of its
+# descriptors in the buffer, and their bytes. FORM reads the first part, the flags, the request id and the second part.
+FrameForm = tuple[int, bytes, bytes, memoryview, bytes]
+FORM = struct.Struct("<6sHQ8x16s24x")
 _NONE: _Last = (-1, b"", b"", 0, 0, 0, 0, b"", ())
 
 
@@ -123,21 +127,15 @@ class FrameBuffer:
             return None
         return self._parse(filled)
 
-    def repeats(self, count: int, request_id: int) -> int | None:
-        """Return the flags of a new frame of the last frame's form; None for other bytes.
+    def form(self) -> FrameForm | None:
+        """Return what a next frame must equal to have the last frame's form; None if no frame can have this form.
 
-        `count` is the number of new bytes, which must be the whole frame, from the socket. The last frame's tensors
-        then show the new values. After None, call `feed`.
+        Such a frame may be read without `feed`, if it arrives whole: the last frame's tensors then show its values.
         """
-        last_filled, last_head, last_lengths, last_shared, _, end, _, descriptors, _ = self._last
-        if count != last_filled or self._filled or last_shared:
+        received, head, lengths, shared, _, end, _, descriptors, _ = self._last
+        if received < 0 or shared or self._filled:
             return None
-        view = self._view
-        head, flags, answered, _, _, lengths, _ = _ALIKE.unpack_from(view)
-        is_alike = answered == request_id and head == last_head and lengths == last_lengths
-        if is_alike and not flags & FLAG_SHARED and view[HEADER_BYTES:end].tobytes() == descriptors:
-            return int(flags)
-        return None
+        return received, head, lengths, self._view[HEADER_BYTES:end], descriptors
 
     @property
     def size_bytes(self) -> int:

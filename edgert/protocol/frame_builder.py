@@ -70,11 +70,11 @@ class FrameBuilder:
             target[...] = array
         return (head,)
 
-    def kept_array(self) -> tuple[NDArray[Any], tuple[bytearray]] | None:
+    def kept_array(self) -> tuple[NDArray[Any], bytearray] | None:
         """Return the memory of the last frame's array, and the frame; None unless short with one array."""
         if self._signature is None or self._targets is None or len(self._targets) != 1 or self._shared_flag:
             return None
-        return self._targets[0], (self._head,)
+        return self._targets[0], self._head
 
     def _compose(
         self, arrays: Arrays, numbers: Sequence[int], flags: int, request_id: int, arg: int, stages: Sequence[int]
