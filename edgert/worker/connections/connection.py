@@ -54,7 +54,7 @@ class Connection:
         self._frame_bytes_max = frame_bytes_max
         self.budget = budget
         budget.resize(0, FIRST_BUFFER_BYTES)
-        self.frames, self.reply, self._tensors, self._inputs = spare or SpareBuffers.new(frame_bytes_max, budget)
+        self.frames, self.reply, self.tensors, self.inputs = spare or SpareBuffers.new(frame_bytes_max, budget)
         self.area: SharedArea | None = None
         self.session: ClientSession | None = None
         self.turns = 0  # how many requests arrived after an answer to another connection
@@ -83,12 +83,14 @@ class Connection:
             os.close(descriptor)
 
     def inputs_of(self, request: wire.Frame) -> ModelInputs:
-        """Return the inputs of an INFER frame. Raises RequestError if they do not fit the model."""
-        if self._inputs is None or request.tensors is not self._tensors:
-            self._inputs = None
-            self._inputs = self._pipeline.tensors.read(request.tensors)
-            self._tensors = request.tensors
-        return self._inputs
+        """Return the inputs of an INFER frame. Raises RequestError if they do not fit the model.
+
+        The next request has the same `inputs` if it has the same `tensors`; then this function need not be called.
+        """
+        self.inputs = None
+        self.inputs = self._pipeline.tensors.read(request.tensors)
+        self.tensors = request.tensors
+        return self.inputs
 
     def encode(self, answer: Answer, request: wire.Frame, more_flags: int = 0) -> Sequence[wire.Buffer]:
         """Return the buffers to send, with `more_flags` in the header.
@@ -133,7 +135,7 @@ class Connection:
 
     def shrink(self) -> None:
         """Release the memory of a large request, whose views are no longer used."""
-        self._tensors = self._inputs = None
+        self.tensors = self.inputs = None
         self.frames.shrink()
 
     def close(self) -> SpareBuffers | None:
@@ -145,12 +147,7 @@ class Connection:
         self.budget.resize(frames.size_bytes, 0)
         if self.area is not None or frames.more or frames.missing() or frames.size_bytes != FIRST_BUFFER_BYTES:
             return None
-        return SpareBuffers(frames, self.reply, self._tensors, self._inputs)
-
-
-def deadline_of(request: wire.Frame, waited_ns: int = 0) -> float | None:
-    """Return the end of a request's time-out, on time.monotonic; the request arrived `waited_ns` ago."""
-    return time.monotonic() + request.arg * 1e-6 - waited_ns * 1e-9 if request.arg else None
+        return SpareBuffers(frames, self.reply, self.tensors, self.inputs)
 
 
 def pong(request: wire.Frame) -> bytes:

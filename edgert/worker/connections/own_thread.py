@@ -8,7 +8,7 @@ import time
 
 from edgert.errors import Moved, ProtocolError, SessionLost
 from edgert.protocol import wire
-from edgert.worker.connections.connection import STALL_S, Connection, deadline_of, pong
+from edgert.worker.connections.connection import STALL_S, Connection, pong
 from edgert.worker.connections.reactor_switch import ReactorSwitch
 from edgert.worker.pipeline.pipeline import Pipeline
 
@@ -49,7 +49,11 @@ class OwnThread:
         """Answer a request; return False if its answer is an error."""
         connection, arrived_ns = self._connection, self._arrived_ns
         try:
-            answer = self._infer(connection.inputs_of(request), request.flags, arrived_ns, deadline_of(request))
+            inputs = connection.inputs
+            if inputs is None or request.tensors is not connection.tensors:
+                inputs = connection.inputs_of(request)
+            deadline_s = time.monotonic() + request.arg * 1e-6 if request.arg else None
+            answer = self._infer(inputs, request.flags, arrived_ns, deadline_s)
             encoding_ns = time.perf_counter_ns()
             parts = connection.encode(answer, request)
         except Moved:

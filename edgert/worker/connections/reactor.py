@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from edgert.errors import EdgeRTError, Moved, ProtocolError
 from edgert.protocol import wire
-from edgert.worker.connections.connection import Connection, deadline_of, pong
+from edgert.worker.connections.connection import Connection, pong
 from edgert.worker.connections.reactor_switch import REACTOR_FRAME_BYTES_MAX, ReactorSwitch
 from edgert.worker.pipeline.app_tensors import ModelInputs
 from edgert.worker.pipeline.batcher import late
@@ -73,11 +73,13 @@ class _Client:
         arrived_ns: The estimated arrival of the request.
         received_ns: The time when the request was received from the kernel.
         read_ns: The time when the request was decoded.
+        waited_ns: The time that the request waited in the kernel.
         deadline_s: The time at which the request's time-out passes, on time.monotonic.
     """
 
     __slots__ = (
         "arrived_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "received_ns", "request", "sock",
+        "waited_ns",
     )  # fmt: skip
 
     def __init__(self, connection: Connection) -> None:
@@ -85,7 +87,7 @@ class _Client:
         self.sock = connection.sock
         self.frames = connection.frames
         self.number = self.sock.fileno()
-        self.arrived_ns = self.received_ns = self.read_ns = 0
+        self.arrived_ns = self.received_ns = self.read_ns = self.waited_ns = 0
         self.deadline_s: float | None = None
         self.forget()
 
@@ -111,14 +113,13 @@ class _Client:
     def read(self, request: wire.Frame) -> None:
         """Decode an INFER frame. Raises RequestError if the frame does not fit the model."""
         self.request = request
-        self.deadline_s = deadline_of(request, self.waited_ns)
-        self.inputs = self.connection.inputs_of(request)
+        self.waited_ns = waited_ns = self.received_ns - self.arrived_ns
+        self.deadline_s = time.monotonic() + request.arg * 1e-6 - waited_ns * 1e-9 if request.arg else None
+        inputs = self.connection.inputs
+        if inputs is None or request.tensors is not self.connection.tensors:
+            inputs = self.connection.inputs_of(request)
+        self.inputs = inputs
         self.read_ns = time.perf_counter_ns()
-
-    @property
-    def waited_ns(self) -> int:
-        """The time that the request waited in the kernel."""
-        return self.received_ns - self.arrived_ns
 
     def send(self, parts: Sequence[wire.Buffer], size_bytes: int) -> Departure | None:
         """Send `parts`, of `size_bytes` together; return None if the kernel took all bytes."""

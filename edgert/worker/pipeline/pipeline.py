@@ -108,6 +108,7 @@ class Pipeline:
             self._post = Postprocessor(manifest)
         self.memory_form = MemoryForm(manifest, self._pre)
         self.tensors = AppTensors(manifest, self._pre, self._post, self.memory_form, self._padder)
+        self._run_engine = batcher.infer if self._padder is None and not shadows else self._run_around
         self._in_turn = self.memory_form.in_turn
         self._bare = self._post is None and not self._in_turn
         self._rule_input = self.tensors.rule_input
@@ -145,8 +146,10 @@ class Pipeline:
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
         if not cached and not inputs.raw and self._bare:  # the condition of `is_bare`
             engine = self._run_engine(inputs.arrays, inputs.items, deadline_s, high, arrived_ns, in_reactor)
-            decode_us = (began_ns - arrived_ns - waited_ns) // 1000
-            return self._bare_answer(engine, decode_us, (engine.queue_ns + waited_ns) // 1000)
+            outputs, queue_ns, engine_ns, batch = engine
+            decode_us, queue_us = (began_ns - arrived_ns - waited_ns) // 1000, (queue_ns + waited_ns) // 1000
+            stages = _new(StageTimes, (decode_us, 0, 0, queue_us, engine_ns // 1000, 0))
+            return _new(Answer, (outputs, self._numbers[0], batch, 0, stages))
         request = _Request(*inputs, deadline_s, high, arrived_ns, waited_ns=waited_ns, in_reactor=in_reactor)
         cache_ns = hit_flags = 0
         if not cached:
@@ -202,14 +205,12 @@ class Pipeline:
         for request, engine, (arrived_ns, received_ns, read_ns) in zip(requests, engines, times_ns, strict=True):
             for shadow in self._shadows:
                 shadow.offer(request.arrays, engine.outputs)
-            queue_us = (received_ns - arrived_ns + began_ns - read_ns + engine.queue_ns) // 1000
-            answers.append(self._bare_answer(engine, (read_ns - received_ns) // 1000, queue_us))
+            outputs, queue_ns, engine_ns, batch = engine
+            decode_us = (read_ns - received_ns) // 1000
+            queue_us = (received_ns - arrived_ns + began_ns - read_ns + queue_ns) // 1000
+            stages = _new(StageTimes, (decode_us, 0, 0, queue_us, engine_ns // 1000, 0))
+            answers.append(_new(Answer, (outputs, self._numbers[0], batch, 0, stages)))
         return answers
-
-    def _bare_answer(self, engine: EngineAnswer, decode_us: int, queue_us: int) -> Answer:
-        outputs, _, engine_ns, batch = engine
-        stages = _new(StageTimes, (decode_us, 0, 0, queue_us, engine_ns // 1000, 0))
-        return _new(Answer, (outputs, self._numbers[0], batch, 0, stages))
 
     def _run(self, request: _Request) -> EngineAnswer:
         """Return the client's answer, computed by the engine."""
@@ -240,7 +241,7 @@ class Pipeline:
         queue_ns, engine_ns = sum(answer.queue_ns for answer in answers), sum(answer.engine_ns for answer in answers)
         return EngineAnswer(outputs, queue_ns, engine_ns, max(answer.batch for answer in answers))
 
-    def _run_engine(
+    def _run_around(
         self,
         arrays: Arrays,
         items: int,
@@ -249,6 +250,7 @@ class Pipeline:
         arrived_ns: int,
         in_reactor: bool = False,
     ) -> EngineAnswer:
+        """Run the engine as `Batcher.infer` does, with padding before the run and shadows after it."""
         if self._padder is None:
             answer = self._batcher.infer(arrays, items, deadline_s, high, arrived_ns, in_reactor)
         else:
