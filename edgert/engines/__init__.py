@@ -87,7 +87,8 @@ class EngineOptions:
 
     Attributes:
         threads: The number of threads; with 0, the engine chooses the number.
-        cache_dir: The folder for compiled files; with None, the engine stores none.
+        cache_dir: The folder for compiled files; with None, the engine stores none. The name of each file or folder in
+            it starts with the artifact's SHA-256, so that an install can remove it once no version has the artifact.
         buckets: The batch sizes that the engine compiles for.
         extra: Settings by the engine's own names. With these, the packager runs an artifact in several ways, to measure
             how much the artifact's answers differ.
