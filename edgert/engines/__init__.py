@@ -163,6 +163,13 @@ def engine_by_name(name: str) -> Engine:
     return cast(Engine, getattr(importlib.import_module(module), cls)())
 
 
+def threads_to_try(engine: str, cpus: int) -> tuple[int, ...]:
+    """Return the numbers of threads to measure: 1, 2, 4 ... and `cpus`."""
+    if not ENGINES[engine].threaded:
+        return (1,)
+    return (*(1 << i for i in range(cpus.bit_length()) if 1 << i < cpus), cpus)
+
+
 def prepare(artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:
     """Call `Engine.prepare`. If the engine has nothing to prepare, import neither the engine nor NumPy."""
     kind = ENGINES.get(artifact.engine)

@@ -96,7 +96,7 @@ def test_with_a_near_cache_the_windows_of_a_model_with_a_fixed_batch_run_one_by_
     item = (4, 4, 1)  # has the form of a gray image
     specs = {"inputs": (TensorSpec("x", "FP32", (1, *item)),), "outputs": (TensorSpec("y", "FP32", (1, *item)),)}
     model = loaded(tmp_path, item_shape=item, rules={"series": Series("x", channels=4, length=4, step=4), **specs})
-    batcher = Batcher(model.session, model.batch_cap)
+    batcher = Batcher(model.session, model.learned.batch_cap)
     near = NearCache(specs["inputs"][0], distance=0.01, value_range=1.0, ttl_s=60.0)
     pipeline = Pipeline(model, batcher, PredictionCache(0, 60.0), near)
     signal = pipeline.tensors.read(sent(np.ones((1, 12, 4), np.float32)))
