@@ -27,7 +27,7 @@ LOGIN_CREDENTIAL = "registry-login"  # the login at the registry
 # The ranges that the daemon can work with. A key without a range accepts any value of its type.
 _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 1024),
-    "instances": (0, 1024),
+    "instances": (0, 256),
     "batch_max": (0, 4096),
     "queue_max": (1, 1_000_000),
     "cache_mb": (0, 1e6),

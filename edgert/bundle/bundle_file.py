@@ -159,9 +159,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except BundleError as error:
-        error.message = f"{path}: {error.message}"
-        error.args = (error.message,)
-        raise
+        raise error.with_message(f"{path}: {error.message}") from error
 
 
 def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> Bundle:

@@ -34,7 +34,7 @@ from edgert import machine
 from edgert.bundle.buckets import Buckets
 from edgert.checks import golden_samples as golden
 from edgert.checks.bench_answer import BenchAnswer, BenchMachine, BenchMode, BenchResult, BenchTimes, Temperatures
-from edgert.engines import ENGINES, EngineOptions, LocalArtifact, Session, engine_by_name
+from edgert.engines import EngineOptions, LocalArtifact, Session, engine_by_name, threads_to_try
 from edgert.engines.padding import load_session
 from edgert.errors import ConfigInvalid, EdgeRTError, ErrorText
 from edgert.printable import counted, file_error
@@ -161,7 +161,7 @@ def _opened(
     sessions: list[Session] = []  # the fastest one, and the one that is tried; not more, because weights may be large
     load_s = 0.0
     try:
-        for threads in _threads(artifact.engine):
+        for threads in threads_to_try(artifact.engine, len(os.sched_getaffinity(0))):
             began = clock()
             sessions.append(load_session(artifact, EngineOptions(threads=threads, cache_dir=cache_dir)))
             for _ in range(WARM_RUNS):
@@ -230,13 +230,6 @@ def _runs(session: Session, sample: Arrays, s_max: float, clock: Clock) -> list[
         times.append(clock() - began)
         spent_s += times[-1]
     return times
-
-
-def _threads(engine: str) -> tuple[int, ...]:
-    if not ENGINES[engine].threaded:
-        return (1,)
-    cpus = len(os.sched_getaffinity(0))
-    return tuple(n for n in (1, 2, 4, 8, 16) if n < cpus) + (cpus,)
 
 
 def _inside(folder: Path, name: Any) -> Path:

@@ -26,7 +26,7 @@ def samples(version: InstalledVersion, *, as_sent: bool = False) -> Iterator[Arr
     contain no state, because golden samples start with a state of zeros.
     """
     manifest = version.manifest
-    padder = _padder(version)
+    padder = padder_of(version)
     arrays = [_read(version, path) for path in manifest.golden_inputs]
     if as_sent:
         rule = manifest.input_rule
@@ -95,9 +95,15 @@ def load_checked(
         raise
 
 
+def padder_of(version: InstalledVersion) -> Padder | None:
+    """Return the padder of the model's buckets; None for a model without buckets."""
+    manifest = version.manifest
+    return None if manifest.buckets is None else Padder(manifest.buckets, manifest.inputs, manifest.outputs)
+
+
 def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Iterator[Arrays]:
     """Yield the golden answer to each golden sample."""
-    padder = _padder(version)
+    padder = padder_of(version)
     rows = list(_rows([_read(version, path) for path in artifact.golden_outputs]))
     for answer, length in zip(rows, _lengths(padder, len(rows)), strict=True):
         yield answer if padder is None else padder.cut(answer, length)
@@ -130,11 +136,6 @@ def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
             f"the manifest has {len(lengths)} lengths for {count} golden samples: build the bundle again"
         )
     return lengths
-
-
-def _padder(version: InstalledVersion) -> Padder | None:
-    manifest = version.manifest
-    return None if manifest.buckets is None else Padder(manifest.buckets, manifest.inputs, manifest.outputs)
 
 
 def _difference(name: str, want: NDArray[Any], got: NDArray[Any]) -> float:

@@ -14,7 +14,7 @@ from edgert.client.aio_connection import Connection, Pool
 from edgert.client.base import BaseClient, CallOptions, Priority, SessionOptions, check_model, request_flags
 from edgert.client.conversation import SESSION_CLOSED, Outputs, Retry, session_ended, session_lost
 from edgert.client.model_interface import Inputs
-from edgert.errors import RequestError, SessionLost, WorkerLost
+from edgert.errors import ModelNotFound, RequestError, SessionLost, WorkerLost
 from edgert.tensors import InferResponse
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class AsyncClient(BaseClient):
         await pool.acquire(deadline)
         try:
             while True:
-                connection = pool.pop_idle() or await self._connected(model, deadline)
+                connection = pool.pop_idle() or await self._connected(model, deadline, pool)
                 try:
                     return await connection.request(inputs, deadline, flags, trace)
                 except Retry as retry:
@@ -109,7 +109,7 @@ class AsyncClient(BaseClient):
         pool = self._pool(model)
         await pool.acquire(deadline)
         try:
-            connection = await self._connected(model, deadline)
+            connection = await self._connected(model, deadline, pool)
             pool.give_back(connection)
             return dict(connection.conversation.welcome)
         finally:
@@ -154,15 +154,20 @@ class AsyncClient(BaseClient):
         self._pools = {}
         self._loop = loop
 
-    async def _connected(self, model: str | None, deadline: float, *, session: bool = False) -> Connection:
-        """Return a new connection that the daemon has accepted. A session's connection is in no pool."""
-        pool = None if model is None or session else self._pools[model]
+    async def _connected(
+        self, model: str | None, deadline: float, pool: Pool | None = None, *, session: bool = False
+    ) -> Connection:
+        """Return a new connection that the daemon has accepted. A session's connection is in no `pool`."""
         while True:
             self._check_open()
             try:
                 return await Connection.open(self.path, model, pool, deadline, share=self._share, session=session)
             except Retry as retry:
                 await asyncio.sleep(retry.wait_s(deadline - time.monotonic()))
+            except ModelNotFound:
+                if model in self._pools:  # an app may pass on any number of its users' names
+                    self._pools.pop(model).close()
+                raise
 
 
 class AsyncSession:

@@ -37,7 +37,7 @@ from edgert.client.conversation import (
     session_lost,
 )
 from edgert.client.model_interface import Inputs
-from edgert.errors import WorkerLost
+from edgert.errors import ModelNotFound, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 from edgert.tensors import InferResponse
@@ -215,6 +215,9 @@ class Client(BaseClient):
                 return Connection(self.path, conversation, deadline)
             except Retry as retry:
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
+            except ModelNotFound:  # an app, such as the HTTP server, may pass on any number of its users' names
+                self._idle.pop(model or "", None)
+                raise
 
     def _discard(self, connection: Connection, model: str) -> None:
         """Close a connection that no later request can use."""

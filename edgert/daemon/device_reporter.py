@@ -49,7 +49,7 @@ class DeviceReporter:
         from edgert.telemetry.messages import Topics, release_id, wall_ms
         from edgert.telemetry.reporter import append_event
 
-        flat = {k: _sendable(v) if isinstance(v, str) else v for k, v in fields.items()}
+        flat = {k: v[:REASON_LENGTH_MAX] if isinstance(v, str) else v for k, v in fields.items()}
         if fields.get("release") is not None:
             flat["model_version"] = release_id(fields["release"])
         topics = Topics(self._config.site, self._config.device)
@@ -111,15 +111,7 @@ class DeviceReporter:
 
         while (write := self._queue.get()) is not None:
             try:
-                spool = Spool(self._state.spool, log=log)
-                try:
+                with contextlib.closing(Spool(self._state.spool, log=log)) as spool:
                     write(spool)
-                finally:
-                    spool.close()
             except EdgeRTError as error:
                 log(f"telemetry: a message of the device is lost: {error.message}")
-
-
-def _sendable(text: str) -> str:
-    """Return the start of a text. A lone surrogate, which no message can contain, becomes `?`."""
-    return text[:REASON_LENGTH_MAX].encode(errors="replace").decode()

@@ -87,7 +87,8 @@ class EngineOptions:
 
     Attributes:
         threads: The number of threads; with 0, the engine chooses the number.
-        cache_dir: The folder for compiled files; with None, the engine stores none.
+        cache_dir: The folder for compiled files; with None, the engine stores none. The name of each file or folder in
+            it starts with the artifact's SHA-256, so that an install can remove it once no version has the artifact.
         buckets: The batch sizes that the engine compiles for.
         extra: Settings by the engine's own names. With these, the packager runs an artifact in several ways, to measure
             how much the artifact's answers differ.
@@ -160,6 +161,13 @@ def engine_by_name(name: str) -> Engine:
         )
     module, _, cls = ENGINES[name].implementation.partition(":")
     return cast(Engine, getattr(importlib.import_module(module), cls)())
+
+
+def threads_to_try(engine: str, cpus: int) -> tuple[int, ...]:
+    """Return the numbers of threads to measure: 1, 2, 4 ... and `cpus`."""
+    if not ENGINES[engine].threaded:
+        return (1,)
+    return (*(1 << i for i in range(cpus.bit_length()) if 1 << i < cpus), cpus)
 
 
 def prepare(artifact: LocalArtifact, options: EngineOptions, progress: Callable[[str], None]) -> None:

@@ -8,6 +8,7 @@ on the digits model; `infer` with its own copies takes 28 µs, and `start_async`
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert.durable import make_private
 from edgert.engines import Engine, EngineOptions, LocalArtifact, Session, bucket_for, sdk_of
 from edgert.engines.padding import in_pieces
 from edgert.errors import EngineFailed
@@ -40,7 +42,9 @@ class OpenVINOEngine(Engine):
         try:
             core = openvino.Core()
             if options.cache_dir is not None:
-                core.set_property({"CACHE_DIR": str(options.cache_dir)})
+                with contextlib.suppress(OSError):  # on read-only storage, each load compiles the model
+                    make_private(folder := options.cache_dir / artifact.sha256)
+                    core.set_property({"CACHE_DIR": str(folder)})
             model = core.read_model(artifact.path)
             return OpenVINOSession(openvino, core, model, artifact, options)
         except EngineFailed:

@@ -128,6 +128,7 @@ class ChannelFollower:
         self._pace = pace or Pace(config.follow)
         self._jitter = jitter
         self._home = home
+        self._status = ChannelStatus()  # of this round
 
     def round(self) -> Round:
         """Read the channel, then advance each model.
@@ -136,8 +137,13 @@ class ChannelFollower:
         StorageFailed.
         """
         with self._locked():
+            self._status = read_channel_status(self._state, self._config)
             error = self._try_to_query()
             statement = self._statement()
+            if error is None:
+                assert statement is not None  # a successful request has stored a statement
+                asked_at = int(self._latest.now_s())
+                self._write_status(asked_at=asked_at, counter=statement.counter, expires=statement.expires, error="")
             steps = self._advance_models(statement)
             self._note_steps(steps, statement)
             self._judge_staleness(statement)
@@ -194,36 +200,28 @@ class ChannelFollower:
             yield
 
     def _try_to_query(self) -> EdgeRTError | None:
-        """Query the registry and store the result in the status; return the error of a failed query."""
+        """Query the registry; store and return the error of a failed query."""
         try:
             self.query_registry()
         except EdgeRTError as error:
-            if not error.retryable and self._read_status().error != error.message:
+            if not error.retryable and self._status.error != error.message:
                 self._report("channel_refused", None, {"code": error.code, "reason": error.message})
             self._write_status(error=error.message)
             return error
-        statement = self._statement()
-        assert statement is not None  # a successful request has stored a statement
-        asked_at = int(self._latest.now_s())
-        self._write_status(asked_at=asked_at, counter=statement.counter, expires=statement.expires, error="")
         return None
-
-    def _read_status(self) -> ChannelStatus:
-        return read_channel_status(self._state, self._config)
 
     def _write_status(self, **changes: Any) -> None:
         """Store changes of the status, which `edgertd status` and the daemon read."""
-        before = self._read_status()
-        after = replace(before, **changes)
-        if after != before:
-            write_channel_status(self._state, after)
+        before, self._status = self._status, replace(self._status, **changes)
+        if self._status != before:
+            write_channel_status(self._state, self._status)
 
     def _note_steps(self, steps: list[Step], statement: Statement | None) -> None:
         """Store the step of each model, and log new steps.
 
         After the statement's expiry, the stored wanted releases stay unchanged.
         """
-        before = self._read_status()
+        before = self._status
         for step in steps:
             if step.text not in before.steps:
                 log(f"channel: {step.text}")
@@ -235,7 +233,7 @@ class ChannelFollower:
 
     def _judge_staleness(self, statement: Statement | None) -> None:
         """Raise or clear the alarm channel_stale."""
-        status, now_s = self._read_status(), self._latest.now_s()
+        status, now_s = self._status, self._latest.now_s()
         begun_at = status.begun_at or int(now_s)
         answered_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
         if statement is not None and statement.expired(now_s):

@@ -12,11 +12,13 @@ failures.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgert.config import AlarmConfig
+from edgert.machine import process_mb
 from edgert.telemetry.sketch import Sketch
 from edgert.telemetry.spans import Totals, WindowReport
 
@@ -105,7 +107,7 @@ class Readings:
         self._answered, self._requests = _Stretch(), _Stretch()
 
     def of(self, report: WindowReport, facts: Mapping[str, object]) -> dict[str, float | None]:
-        """Return the readings for the alarms. `facts` may hold temp_c, throttled and rss_bytes."""
+        """Return the readings for the alarms. `facts` may hold temp_c and throttled."""
         totals, before = report.totals, self._before
         self._before = totals
         requests = totals.requests - before.requests
@@ -117,9 +119,9 @@ class Readings:
         return {
             "p99_ms": None if answered is None else answered.latency.quantile(0.99),
             "error_share": None if recent is None else recent.failed / max(recent.requests, 1),
-            "temp_c": _scaled(facts.get("temp_c")),
-            "throttled": _scaled(facts.get("throttled")),
-            "worker_mb": _scaled(facts.get("rss_bytes"), 1e-6),
+            "temp_c": _number(facts.get("temp_c")),
+            "throttled": _number(facts.get("throttled")),
+            "worker_mb": process_mb(os.getpid()),  # PSS, like the daemon's limit: forks share much of their RSS
             "silent_s": self._silent_s,
         }
 
@@ -152,5 +154,5 @@ class _Stretch:
         return ended
 
 
-def _scaled(value: Any, factor: float = 1.0) -> float | None:
-    return None if value is None else float(value) * factor
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -100,7 +100,8 @@ def release_id(release: int) -> str:
 def dump(fields: Mapping[str, object]) -> bytes:
     """Return flat JSON in UTF-8, without fields that are None; booleans become 0 or 1.
 
-    A nested value is a programmer's mistake.
+    In a text, a lone surrogate, such as a byte of a path that is not UTF-8, becomes `?`. A nested value is a
+    programmer's mistake.
     """
     flat: dict[str, Scalar] = {}
     for name, value in fields.items():
@@ -109,7 +110,7 @@ def dump(fields: Mapping[str, object]) -> bytes:
         assert isinstance(value, (str, int, float)), f"{name} is {type(value).__name__}; payloads are flat"
         assert not isinstance(value, float) or math.isfinite(value), f"{name} is {value}"
         flat[name] = int(value) if isinstance(value, bool) else value
-    return json.dumps(flat, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(flat, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 
 _NESTED = frozenset((dict, list))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,7 +85,8 @@ def install(
             _check_release(manifest, bundle.digest, before)
             if manifest.signed_at:
                 latest.store(expiry_time(manifest.signed_at))
-            store.collect()  # frees space before `_unpack` checks the free space
+            store.collect()  # this line and the next line free space before `_unpack` checks the free space
+            _remove_compiled(state, manifest)
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
@@ -114,7 +117,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
             continue
         folder = store.slot_folder(slot)
         try:
-            manifest = Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
+            manifest = _manifest_in(folder)
         except (OSError, BundleError):  # the version's files cannot be used
             continue
         for entry in manifest.files:
@@ -149,6 +152,24 @@ def _check_release(manifest: Manifest, digest: str, slots: Slots) -> None:
                 f"release {manifest.release} of {manifest.model} is installed with other content: "
                 f"build with --release {max(slots.ratchet, manifest.release) + 1}"
             )
+
+
+def _manifest_in(folder: Path) -> Manifest:
+    """Return the manifest of an installed version. Raises BundleError and OSError."""
+    return Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
+
+
+def _remove_compiled(state: StateDir, manifest: Manifest) -> None:
+    """Remove the compiled files of artifacts that are neither in `manifest` nor on this device."""
+    used = {entry.sha256 for entry in manifest.files}
+    with contextlib.suppress(BundleError, OSError):  # if a manifest cannot be read, the used files are not known
+        for envelope in state.models.glob(f"*/*/{ENVELOPE_NAME}"):
+            used |= {entry.sha256 for entry in _manifest_in(envelope.parent).files}
+        for path in state.cache.iterdir():
+            sha256 = path.name.lstrip(".")[:64]
+            if re.fullmatch("[0-9a-f]{64}", sha256) and sha256 not in used:
+                shutil.rmtree(path, ignore_errors=True)  # does nothing if `path` is a file
+                path.unlink(missing_ok=True)
 
 
 def _unpack(bundle: Bundle | Delta, files: Sequence[FileEntry], stage: Path, progress: Callable[[str], None]) -> None:

@@ -216,7 +216,7 @@ class SlotStore:
         def reason_of(before: Slots) -> str | None:
             if not before.on_trial:
                 return None
-            if before.trial is None or before.trial.over(self.clock):
+            if before.trial is None or not before.trial.left_s(self.clock):
                 return before.why_expired(self.clock)
             limits = before.limits
             return CUT_OFF if unwatched and limits is not None and limits.started and not limits.passed else None

@@ -86,9 +86,6 @@ class TrialEnd:
     def left_s(self, clock: BootClock) -> float:
         return clock.left_s(self.boot_id, self.ends_at_s)
 
-    def over(self, clock: BootClock) -> bool:
-        return not self.left_s(clock)
-
 
 @dataclass(frozen=True)
 class RolledBackVersion:

@@ -85,7 +85,7 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
     )
     frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
     areas = AreaBudget(areas_bytes_max(serving))
-    sessions = Sessions(pipeline, model.version.manifest, model.version.digest, serving, frame_bytes_max)
+    sessions = Sessions(pipeline, model.version, serving, frame_bytes_max)
     connections = Connections(
         pipeline=pipeline,
         recorder=recorder,
@@ -135,7 +135,7 @@ def reactor_limits(model: LoadedModel, config: DeviceConfig, batcher: Batcher, c
 def _batcher(model: LoadedModel, config: DeviceConfig) -> Batcher:
     return Batcher(
         model.session,
-        model.batch_cap,
+        model.learned.batch_cap,
         config.serving.queue_max,
         more_sessions=model.more_sessions,
         reactor_sessions=model.reactor_sessions,

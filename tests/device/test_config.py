@@ -50,7 +50,7 @@ def test_every_table_is_read() -> None:
         (BASE + "colour = 1", "unknown key 'colour'"),
         (BASE + "[serving]\nthreads = true", "serving.threads is True, not of type int"),
         (BASE + "[serving]\nthreads = -1", "threads is -1; give 0 to 1024"),
-        (BASE + "[serving]\ninstances = -1", "instances is -1; give 0 to 1024"),
+        (BASE + "[serving]\ninstances = -1", "instances is -1; give 0 to 256"),
         (BASE + '[serving]\noptimize_for = "speed"', "optimize_for is 'speed'"),
         (BASE + '[serving]\nallow_uids = ["root"]', r"allow_uids\[0\] is 'root'"),
         (BASE + "[alarms]\nerror_share = 2.0", "error_share is 2.0"),

@@ -10,4 +10,4 @@ from edgert.worker.loading.learned import Circumstances
 
 
 def circumstances(**changes: Any) -> Circumstances:
-    return replace(Circumstances.of("onnxruntime", "1", ServingConfig(), cpus=4), **changes)
+    return replace(Circumstances.of("onnxruntime", "1", ServingConfig()), **{"cpus": 4, **changes})

@@ -87,7 +87,7 @@ class MemoryBudget:
         for worker in workers:
             if service is asking and not worker.leaving:
                 continue
-            mb = worker.mb or self._sizes.of(worker.version.digest) or estimated_mb(service.store.folder, self._forks())
+            mb = worker.mb or self._sizes.of(worker.version.digest) or estimated_mb(worker.folder, self._forks())
             fixed = (
                 service.pinned
                 or service.trial.in_progress

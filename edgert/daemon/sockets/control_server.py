@@ -30,7 +30,6 @@ class ControlClient:
     def reply(self, value: dict[str, Any]) -> None:
         """Send the answer and close the connection."""
         with contextlib.suppress(OSError):  # the command has ended
-            self.sock.setblocking(True)
             self.sock.settimeout(1.0)
             self.sock.sendall(json.dumps(value).encode() + b"\n")
         self.sock.close()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgert.checks.status import LoadedStatus
@@ -32,6 +33,7 @@ class WorkerProcess:
     Attributes:
         process: The process, or the fork that the fork server starts.
         link: The daemon's end of the link.
+        folder: The slot of the version.
         started_s: The start of the process; later by the time for which daemon and workers were paused.
         serves_since_s: The time when the worker began to serve; None before that.
         stop_by_s: The time when the worker must have ended; None until the worker is told to stop.
@@ -46,6 +48,7 @@ class WorkerProcess:
     link: socket.socket
     page: RunPage
     version: Version
+    folder: Path
     started_s: float
     serves_since_s: float | None = None
     stop_by_s: float | None = None
@@ -78,7 +81,7 @@ class WorkerProcess:
         ours.setblocking(False)
         with contextlib.suppress(OSError):  # the process has already ended; the loop will see the closed link
             link.send(ours, to_json(order), (page.descriptor,))
-        return cls(process, ours, page, version, now_s)
+        return cls(process, ours, page, version, Path(order.folder), now_s)
 
     def handle_message(self, message: dict[str, Any], now_s: float) -> None:
         """Handle the worker's message about itself.

@@ -283,30 +283,28 @@ class Reactor:
                 continue
             if isinstance(received, Departure):
                 self._leave(client, received)
-            elif received.kind != wire.INFER:
+                continue
+            if received.kind != wire.INFER:
                 self._answer_other(client, received)
-            elif self._read(client, received):
-                high = received.flags & wire.FLAG_HIGH_PRIORITY
-                if enough and not high and self._pipeline.is_bare(client.inputs, received.flags):
-                    if together and items + client.inputs.items > self._most:
-                        self._answer_all(together)
-                        together, items = [], 0
-                    together.append(client)
-                    items += client.inputs.items
-                else:
-                    self._answer(client)
-                    if high:  # only requests queued in the batcher can be reordered
-                        self._leave(client, Departure())
+                continue
+            try:
+                client.read(received)
+            except Exception as error:  # noqa: BLE001  # a request that fails must not harm the others
+                self._fail(client, error)
+                continue
+            high = received.flags & wire.FLAG_HIGH_PRIORITY
+            if enough and not high and self._pipeline.is_bare(client.inputs, received.flags):
+                if together and items + client.inputs.items > self._most:
+                    self._answer_all(together)
+                    together, items = [], 0
+                together.append(client)
+                items += client.inputs.items
+            else:
+                self._answer(client)
+                if high:  # only requests queued in the batcher can be reordered
+                    self._leave(client, Departure())
         if together:
             self._answer_all(together)
-
-    def _read(self, client: _Client, request: wire.Frame) -> bool:
-        try:
-            client.read(request)
-        except Exception as error:  # noqa: BLE001  # a request that fails must not harm the others
-            self._fail(client, error)
-            return False
-        return True
 
     def _answer_other(self, client: _Client, request: wire.Frame) -> None:
         try:
@@ -315,7 +313,8 @@ class Reactor:
             self._leave(client, Departure(error=error))
 
     def _answer(self, client: _Client) -> None:
-        if self._is_late(client):
+        if client.deadline_s is not None and time.monotonic() >= client.deadline_s:
+            self._fail(client, late())
             return
         try:
             answer = self._pipeline.infer(
@@ -333,9 +332,13 @@ class Reactor:
 
     def _answer_all(self, clients: Sequence[_Client]) -> None:
         """Answer bare requests in one run of the engine."""
-        clients = [client for client in clients if not self._is_late(client)]
-        if not clients:
-            return
+        now_s = time.monotonic()
+        if too_late := [each for each in clients if each.deadline_s is not None and now_s >= each.deadline_s]:
+            for client in too_late:
+                self._fail(client, late())
+            clients = [each for each in clients if each not in too_late]
+            if not clients:
+                return
         times_ns = [(client.arrived_ns, client.received_ns, client.read_ns) for client in clients]
         deadlines_s = [client.deadline_s for client in clients if client.deadline_s is not None]
         deadline_s = max(deadlines_s) if len(deadlines_s) == len(clients) else None
@@ -347,13 +350,6 @@ class Reactor:
         else:
             for client, answer in zip(clients, answers, strict=True):
                 self._deliver(client, answer)
-
-    def _is_late(self, client: _Client) -> bool:
-        """Return whether the request's time-out passed while others were served; if so, refuse the request."""
-        if client.deadline_s is None or time.monotonic() < client.deadline_s:
-            return False
-        self._fail(client, late())
-        return True
 
     def _deliver(self, client: _Client, answer: Answer) -> None:
         connection, began_ns = client.connection, time.perf_counter_ns()
@@ -371,7 +367,8 @@ class Reactor:
             self._leave(client, departure)
             return
         self._switch.last = connection
-        self._end_turn(client)
+        if connection.budget.scarce or not self._switch.many or client.frames.size_bytes > REACTOR_FRAME_BYTES_MAX:
+            self._end_turn(client)
 
     def _fail(self, client: _Client, error: Exception) -> None:
         if isinstance(error, Moved):  # the connection's next thread tells the client to move

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
-from edgert.bundle.manifest import Manifest
 from edgert.config import ServingConfig
 from edgert.errors import Overloaded, ProtocolError, RequestError, SessionLost
 from edgert.printable import counted
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire, to_wire
+from edgert.versions.installed import InstalledVersion
 from edgert.worker.pipeline.app_tensors import ModelInputs
 from edgert.worker.pipeline.pipeline import Answer, Pipeline
-from edgert.worker.pipeline.session_memory import MemoryForm
 
 FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
 
@@ -31,11 +29,11 @@ class Sessions:
     """
 
     def __init__(
-        self, pipeline: Pipeline, manifest: Manifest, digest: str, serving: ServingConfig, frame_bytes_max: int
+        self, pipeline: Pipeline, version: InstalledVersion, serving: ServingConfig, frame_bytes_max: int
     ) -> None:
         self.pipeline = pipeline
-        self.manifest = manifest
-        self.digest = digest
+        self.form = pipeline.memory_form
+        self.version = version
         self._frame_bytes_max = frame_bytes_max
         self.idle_s = serving.session_idle_s
         self._serving = serving
@@ -44,14 +42,14 @@ class Sessions:
 
     @property
     def reserved_bytes(self) -> int:
-        return self.count * self._form.size_bytes
+        return self.count * self.form.size_bytes
 
     def open(self) -> ClientSession:
         """Return a new session.
 
         Raises Overloaded, which names the limit, and RequestError for a model that has neither state nor windows.
         """
-        name, form, serving = self.manifest.model, self._form, self._serving
+        name, form, serving = self.version.manifest.model, self.form, self._serving
         if not form.has_memory:
             raise RequestError(f"model {name} has no state and no windows: send its requests without a session")
         if form.size_bytes + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
@@ -77,10 +75,6 @@ class Sessions:
         with self._lock:
             self.count -= 1
 
-    @property
-    def _form(self) -> MemoryForm:
-        return self.pipeline.memory_form
-
 
 class ClientSession:
     """One session. Its requests, one at a time, change its memory; a request that fails changes nothing."""
@@ -89,7 +83,7 @@ class ClientSession:
         self._sessions = sessions
         self._infer = sessions.pipeline.infer_in_session
         self.idle_s = sessions.idle_s
-        self.memory = self._before = sessions.pipeline.memory_form.first
+        self.memory = self._before = sessions.form.first
 
     def infer(self, inputs: ModelInputs, flags: int, arrived_ns: int, deadline_s: float | None) -> Answer:
         """Answer the next request, like `Pipeline.infer`."""
@@ -103,12 +97,12 @@ class ClientSession:
 
     def moved(self) -> Sequence[wire.Buffer]:
         """Return the MOVED frame. If the session has started, the frame has the memory for the next worker."""
-        manifest, memory = self._sessions.manifest, self.memory
-        if memory is self._sessions.pipeline.memory_form.first:  # the client may still be sending its RESUME
+        version, memory = self._sessions.version, self.memory
+        if memory is self._sessions.form.first:  # the client may still be sending its RESUME
             return [wire.json_frame(wire.MOVED, {})]
-        origin = {"release": manifest.release, "version": self._sessions.digest, "skip": memory.skip}
-        if manifest.state_id:
-            origin["state_id"] = manifest.state_id
+        origin = {"release": version.manifest.release, "version": version.digest, "skip": memory.skip}
+        if version.manifest.state_id:
+            origin["state_id"] = version.manifest.state_id
         tensors = [to_wire(i, array) for i, array in enumerate(memory.arrays)]
         return wire.frame(wire.MOVED, meta=wire.json_meta(origin), tensors=tensors)
 
@@ -118,20 +112,17 @@ class ClientSession:
         The client sends this memory, so it is trusted no more than a request: it must have this version's form. Raises
         SessionLost for the memory of another version, ProtocolError for memory of another form.
         """
-        origin, manifest = frame.json(), self._sessions.manifest
-        same_version = origin.get("version") == self._sessions.digest
+        origin, manifest = frame.json(), self._sessions.version.manifest
+        same_version = origin.get("version") == self._sessions.version.digest
         same_state = manifest.state_id != "" and origin.get("state_id") == manifest.state_id
         if not (same_version or same_state):
+            started_with = str(origin.get("release"))[:20]
             raise SessionLost(
-                f"the session started with release {_text(origin.get('release'))}, which no longer serves, and release "
+                f"the session started with release {started_with}, which no longer serves, and release "
                 f"{manifest.release} does not continue it: start a new session"
             )
-        form, skip = self._sessions.pipeline.memory_form, origin.get("skip")
+        form, skip = self._sessions.form, origin.get("skip")
         if not form.fits(frame.tensors) or type(skip) is not int or not 0 <= skip < 2**31:
             raise ProtocolError("the memory of the session does not fit the model")
         arrays = [from_wire(tensor).copy() for tensor in frame.tensors]
         self.memory = self._before = form.first.with_arrays(arrays, skip)
-
-
-def _text(value: Any) -> str:
-    return str(value)[:20]

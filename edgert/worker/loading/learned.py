@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgert.config import ServingConfig
 from edgert.durable import replace_file
-from edgert.engines import ENGINES
+from edgert.engines import threads_to_try
 from edgert.typed_json import json_bytes, read_json
 
 FORMAT = 6
@@ -69,26 +69,15 @@ class Circumstances:
     format: int = FORMAT
 
     @classmethod
-    def of(
-        cls,
-        engine: str,
-        engine_version: str,
-        settings: ServingConfig,
-        cpus: int | None = None,
-        *,
-        reactor: bool = False,
-    ) -> Circumstances:
-        cpus = cpus or len(os.sched_getaffinity(0))
+    def of(cls, engine: str, engine_version: str, settings: ServingConfig, *, reactor: bool = False) -> Circumstances:
+        """Return the present circumstances on this machine."""
         given = (settings.optimize_for, settings.threads, settings.instances, settings.batch_max)
-        return cls(engine, engine_version, cpus, *given, reactor)
+        return cls(engine, engine_version, len(os.sched_getaffinity(0)), *given, reactor)
 
     @property
     def threads_to_try(self) -> tuple[int, ...]:
         """The numbers of threads to measure, ascending."""
-        if self.threads or not ENGINES[self.engine].threaded:
-            return (self.threads or 1,)
-        powers = [1 << i for i in range(self.cpus.bit_length()) if 1 << i < self.cpus]
-        return (*powers, self.cpus)
+        return (self.threads,) if self.threads else threads_to_try(self.engine, self.cpus)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from edgert.engines import ENGINES, Session
 from edgert.machine import rss_bytes
 from edgert.tensors import batchable
 from edgert.worker.loading.learned import Circumstances, Learned
+from edgert.worker_link.run_page import SESSIONS_MAX
 
 LEARN_S_MAX = 3.0
 
@@ -124,7 +125,8 @@ class _Learner:
         self._clock = clock
         self._memory_mb = memory_mb
         self._engine = ENGINES[circumstances.engine]
-        self._cpus = circumstances.cpus
+        # The run page has space for the parallel runs, and for as many runs of the reactor.
+        self._cpus = min(circumstances.cpus, SESSIONS_MAX // 2)
         self._began_s = clock()
         self._until_s = self._began_s + LEARN_S_MAX
         self._threads_us: dict[int, float] = {}  # the times of one item, by the number of threads

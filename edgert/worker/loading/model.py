@@ -41,10 +41,6 @@ class LoadedModel:
     tried: tuple[str, ...]
 
     @property
-    def batch_cap(self) -> int:
-        return self.learned.batch_cap
-
-    @property
     def degraded(self) -> bool:
         return bool(self.tried)
 

@@ -210,11 +210,8 @@ class PredictionCache:
 
     def _make_room(self) -> None:
         """Drop the least recently used answers until the other answers fit; keep runs in progress."""
-        for key in list(self._entries):
-            if self.size_bytes <= self._max_bytes:
-                return
-            if self._entries[key].value is not None:
-                self._drop(key)
+        while self.size_bytes > self._max_bytes:
+            self._drop(next(key for key, entry in self._entries.items() if entry.value is not None))
 
     def _drop(self, key: bytes) -> None:
         self.size_bytes -= self._entries.pop(key).size_bytes

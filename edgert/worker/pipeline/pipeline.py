@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.checks import golden_samples as golden
-from edgert.engines.padding import Padder
 from edgert.errors import RequestError
 from edgert.machine import return_free_memory
 from edgert.processing.images.placement import Placement
@@ -97,9 +96,7 @@ class Pipeline:
         self._cache = cache
         self._near = near
         self._shadows = tuple(shadows)
-        self._padder: Padder | None = None
-        if manifest.buckets is not None:
-            self._padder = Padder(manifest.buckets, manifest.inputs, manifest.outputs)
+        self._padder = golden.padder_of(model.version)
         self._pre: InputPreprocessor | None = None
         if (rule := manifest.input_rule) is not None:
             self._pre = preprocessor(rule, manifest.app_inputs, lambda path: read_file(model.version, path))
@@ -218,12 +215,15 @@ class Pipeline:
         if not request.items:  # the request completes no window of its session
             empty = [np.empty((0, *(max(0, n) for n in spec.item_shape)), spec.dtype) for spec in self.tensors.outputs]
             return EngineAnswer([empty[i] for i in self._numbers[request.raw]], 0, 0, 0)
+        return self._postprocessed(request, self._model_answer(request))
+
+    def _model_answer(self, request: _Request) -> EngineAnswer:
+        """Return the model's own outputs for a request after preprocessing."""
         if self._in_turn:
-            return self._postprocessed(request, self._run_in_turn(request))
-        answer = self._run_engine(
+            return self._run_in_turn(request)
+        return self._run_engine(
             request.arrays, request.items, request.deadline_s, request.high, request.arrived_ns, request.in_reactor
         )
-        return self._postprocessed(request, answer)
 
     def _run_in_turn(self, request: _Request) -> EngineAnswer:
         """Run the items one after the other, each with the state that the item before it produced."""
@@ -353,7 +353,7 @@ class Pipeline:
         if lookup is not None and lookup.outputs is not None and not lookup.sampled:
             hit = self._postprocessed(request, EngineAnswer(lookup.outputs, 0, 0, 0))
             return hit, wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT
-        answer = self._run_engine(request.arrays, request.items, request.deadline_s, request.high, request.arrived_ns)
+        answer = self._model_answer(request)
         if lookup is not None and lookup.sampled:
             cache.compared(lookup, answer.outputs)
         elif lookup is not None:

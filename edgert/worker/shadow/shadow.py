@@ -79,7 +79,7 @@ class Shadow:
         self._clock = clock
         self._reference: Reference | None = None
         self._closed_until_s = 0.0
-        self._queue: queue.Queue[tuple[Arrays, Arrays] | None] = queue.Queue(QUEUE_MAX)
+        self._queue: queue.Queue[tuple[Arrays, Arrays]] = queue.Queue(QUEUE_MAX)
         self._recent: deque[Agreement] = deque(maxlen=WINDOW)
         self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
         self.sampled = self.agreed = self.dropped = self.failed = 0
@@ -163,8 +163,8 @@ class Shadow:
         )
 
     def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            self.step(*job)
+        while True:
+            self.step(*self._queue.get())
 
     def _judge(self) -> None:
         figures = self.figures()

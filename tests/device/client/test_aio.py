@@ -110,6 +110,7 @@ def test_inputs_that_do_not_fit_are_refused_and_the_client_continues(serving: De
                 await asking.infer("echo", ITEM, priority="urgent")  # type: ignore[call-overload]  # wrong on purpose
             with pytest.raises(ModelNotFound, match="echo"):
                 await asking.infer("nothing", ITEM)
+            assert set(asking._pools) == {"echo"}, "names of users must not fill the memory"
             assert (await asking.infer("echo", ITEM))["y"].tolist() == ITEM.tolist()
         with pytest.raises(RequestError, match="closed"):
             await asking.infer("echo", ITEM)

@@ -21,7 +21,7 @@ import pytest
 from edgert import AsyncClient, Client
 from edgert.client.blocking import Session
 from edgert.client.conversation import Outputs, Retry
-from edgert.errors import DeadlineExceeded, RequestError, SessionLost, Unavailable
+from edgert.errors import DeadlineExceeded, ModelNotFound, RequestError, SessionLost, Unavailable
 from edgert.protocol import wire
 from tests.support.clients import ITEM
 from tests.support.devices import Device, a_device
@@ -125,6 +125,14 @@ def test_a_request_may_take_the_last_idle_connection_while_the_client_closes_it(
     client = Client(tmp_path / "none.sock")
     client._idle["echo"] = TakenAfterTheCheck()
     client.close()
+
+
+def test_a_client_forgets_the_name_of_a_model_that_the_device_does_not_have(quick: Device) -> None:
+    with quick.client() as client:
+        for name in ("nothing", "no/model"):
+            with pytest.raises(ModelNotFound):
+                client.infer(name, ITEM)
+        assert not client._idle
 
 
 def test_a_second_attempt_after_an_idle_connection_has_only_the_remaining_time(tmp_path: Path) -> None:

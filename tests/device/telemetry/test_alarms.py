@@ -10,7 +10,7 @@ import pytest
 
 from edgert.config import AlarmConfig, parse_config
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.alarms import Alarms, Change
+from edgert.telemetry.alarms import Alarms, Change, Readings
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.reporter import Reporter, ReporterSettings
@@ -53,6 +53,13 @@ def test_without_a_target_no_latency_is_an_alarm() -> None:
     alarms = Alarms.of(AlarmConfig(), 0, 0)
     assert not alarms.judge({"p99_ms": 1e9})
     assert not alarms.judge({"p99_ms": 1e9})
+
+
+def test_the_memory_of_a_worker_is_the_part_that_the_daemons_limit_counts() -> None:
+    shared = {"rss_bytes": 10**15}  # with memory that other workers share
+    worker_mb = Readings().of(WindowRecorder("digits").cut(), shared)["worker_mb"]
+    assert worker_mb is not None
+    assert worker_mb < 10**6
 
 
 class Device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 
 import pytest
@@ -96,6 +97,11 @@ def test_the_payload_of_metrics_is_flat_and_has_every_field_of_the_contract() ->
     assert (payload["req_total"], payload["err_total"], payload["cache_hit_total"]) == (3, 1, 1)
     assert (payload["lat_le_1ms_total"], payload["lat_le_10ms_total"]) == (1, 2)
     assert not any(isinstance(value, (list, dict, bool)) for value in payload.values())
+
+
+def test_a_path_that_is_not_utf8_does_not_prevent_an_event() -> None:
+    reason = os.fsdecode(b"cannot load /models/caf\xe9/model.onnx")
+    assert messages.dump({"reason": reason}) == b'{"reason":"cannot load /models/caf?/model.onnx"}'
 
 
 def test_a_window_without_requests_leaves_out_every_figure_of_requests() -> None:

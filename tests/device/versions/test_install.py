@@ -14,6 +14,7 @@ import pytest
 
 from edgert.bundle.signing import new_key
 from edgert.config import read_config
+from edgert.durable import sha256_of
 from edgert.errors import (
     BundleCorrupt,
     BundleError,
@@ -76,6 +77,24 @@ def test_the_installation_of_the_live_bundle_changes_nothing(device: Device) -> 
     before = store_of(device).read()
     assert install(bundle, device.state, read_config(device.state)).already_live
     assert store_of(device).read() == before
+
+
+def test_an_install_removes_the_compiled_files_of_versions_that_the_device_no_longer_has(device: Device) -> None:
+    compiled = device.state.cache
+    compiled.mkdir()
+    keep(device, release=1)
+    keep(device, release=2, op="sum")
+    kept = [
+        path.name
+        for path in sorted(device.state.models.glob("echo/?/null/model.json"))
+        for path in (compiled / sha256_of(path), compiled / f"{sha256_of(path)}-trt11-sm8.7-b32.plan")
+    ]
+    for name in (*kept, "timing-trt11-sm8.7.cache", f"{'0' * 64}-trt10-sm8.7-b32.plan"):
+        (compiled / name).write_bytes(b"")
+    (compiled / ("1" * 64)).mkdir()
+    (compiled / ("1" * 64) / "model.blob").write_bytes(b"")
+    install_on(device, device.bundle(release=3, op="zeros"))
+    assert {path.name for path in compiled.iterdir()} == {*kept, "timing-trt11-sm8.7.cache"}
 
 
 def refusals(device: Device) -> dict[str, tuple[Path, type[EdgeRTError]]]:

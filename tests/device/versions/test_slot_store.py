@@ -106,7 +106,7 @@ def test_the_time_of_a_trial_is_limited(store: SlotStore, trial_s: float) -> Non
     store.activate(60.0, TrialLimits({}, 10.0, confirm_s=1e9))
     store.pass_limits(ONE.digest)
     assert store.read().trial == TrialEnd("boot-1", 1000.0 + 86400)
-    assert TrialEnd("boot-1", math.nan).over(store.clock)
+    assert not TrialEnd("boot-1", math.nan).left_s(store.clock)
 
 
 def test_limits_that_this_runtime_does_not_know_end_the_trial_as_a_watch_that_was_cut_off(store: SlotStore) -> None:

@@ -42,7 +42,7 @@ def loaded(folder: Path, config: str = "[serving]\nbatch_max = 4\n", **options: 
 
 def pipeline_of(model: LoadedModel, cache_bytes: int = 0) -> Pipeline:
     """Return a pipeline of one engine session without near cache and shadow."""
-    return Pipeline(model, Batcher(model.session, model.batch_cap), PredictionCache(cache_bytes, 60.0))
+    return Pipeline(model, Batcher(model.session, model.learned.batch_cap), PredictionCache(cache_bytes, 60.0))
 
 
 def sent(*arrays: NDArray[Any]) -> tuple[wire.WireTensor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 from edgert.daemon.workers.worker_process import WorkerProcess
@@ -46,7 +47,7 @@ class FakeWorker(WorkerProcess):
         ours, self.their_end = link.pair()
         ours.setblocking(False)
         self.their_end.setblocking(False)
-        super().__init__(FakeProcess(pid), ours, FakePage(), version, now_s)  # type: ignore[arg-type]
+        super().__init__(FakeProcess(pid), ours, FakePage(), version, Path(ORDER.folder), now_s)  # type: ignore[arg-type]
         self.now_mb = 10.0
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget, Reservation, Room, make_room
-from edgert.daemon.memory.worker_sizes import LearnedSizes
+from edgert.daemon.memory.worker_sizes import PROGRAM_MB, LearnedSizes
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import Unavailable
@@ -78,6 +78,17 @@ def test_the_estimate_of_a_fork_counts_only_memory_that_it_does_not_share(tmp_pa
     world.add("other", 5.0)
     assert world.admit(world.add("new")) is forks
     assert world.unloaded == ([] if forks else ["other"])
+
+
+def test_the_estimate_of_a_version_that_loads_does_not_count_the_files_of_the_other_slot(tmp_path: Path) -> None:
+    world = World(tmp_path, 2 * PROGRAM_MB + 1.0)
+    loading = world.add("loading")
+    for slot in ("a", "b"):
+        (loading.store.folder / slot).mkdir(parents=True)
+    with (loading.store.folder / "a" / "weights.bin").open("wb") as file:
+        file.truncate(10**7)
+    loading.workers.start(ORDER, version_of("loading")).folder = loading.store.folder / "b"
+    assert world.admit(world.add("new"))
 
 
 def test_a_model_that_is_larger_than_its_estimate_makes_room_once_it_has_loaded(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_trial_that_runs_out_is_ended_once_the_slots_are_free(world: World) ->
     world.activate(None, trial_s=0.001)
     trial = world.store.read().trial
     assert trial is not None
-    wait_until(lambda: trial.over(world.store.clock), "the trial is over by the machine's clock", pause_s=0.001)
+    wait_until(lambda: not trial.left_s(world.store.clock), "the trial is over by the machine's clock", pause_s=0.001)
     with world.store.locked():
         world.wait(1.0)
     assert (world.expired, world.store.read().state) == ([], SlotState.TRIAL)

@@ -133,7 +133,7 @@ def test_a_client_may_start_a_new_session_as_soon_as_it_knows_that_its_session_e
     connections: Connections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, serving = loaded(tmp_path, op="add", state_id=""), ServingConfig(sessions_max=1)
-    sessions = Sessions(pipeline_of(model), model.version.manifest, "digest", serving, FRAME_BYTES_MAX)
+    sessions = Sessions(pipeline_of(model), model.version, serving, FRAME_BYTES_MAX)
     connections._sessions = sessions
     counts, moved = list[int](), ClientSession.moved
 

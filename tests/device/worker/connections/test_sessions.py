@@ -27,7 +27,7 @@ def sessions(model: LoadedModel, **settings: Any) -> Sessions:
     pipeline = pipeline_of(model, 10**6)
     version, serving = model.version, replace(ServingConfig(), **settings)
     frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
-    return Sessions(pipeline, version.manifest, version.digest, serving, frame_bytes_max)
+    return Sessions(pipeline, version, serving, frame_bytes_max)
 
 
 def ask(session: ClientSession, array: NDArray[Any]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from edgert.errors import ConfigInvalid, EngineFailed
 from edgert.tensors import TensorSpec
 from edgert.worker.loading.learned import Learned
 from edgert.worker.loading.learning import BATCH_CAP_MAX, LEARN_S_MAX, learn
+from edgert.worker_link.run_page import SESSIONS_MAX
 from tests.support.circumstances import circumstances
 from tests.support.devices import a_device
 
@@ -179,6 +180,11 @@ def test_the_reactor_gets_a_session_of_one_thread_if_the_threads_of_a_run_wait_f
     assert learned.reactor_session is own
     if own:
         assert (learned.threads, learned.instances) == (2, 2), "a lone client keeps the runs of two threads"
+
+
+def test_the_run_page_has_space_for_the_parallel_runs_of_a_machine_with_many_processors() -> None:
+    learned = learned_on(Machine(0.1e-3, 0.5e-3, useful=2), cpus=600)
+    assert 1 < learned.instances <= SESSIONS_MAX // 2, "the reactor may have as many runs"
 
 
 @pytest.mark.parametrize(("taken_mb", "own"), [(60.0, True), (70.0, False)])

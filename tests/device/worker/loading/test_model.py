@@ -17,7 +17,7 @@ ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 
 def test_a_model_is_loaded_with_what_was_learned(tmp_path: Path) -> None:
     model = loaded(tmp_path)
-    assert (model.batch_cap, model.degraded, model.tried) == (4, False, ())
+    assert (model.learned.batch_cap, model.degraded, model.tried) == (4, False, ())
     assert model.session.run([ITEM])[0].tolist() == ITEM.tolist()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -115,6 +117,25 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes_first() -> None:
     assert cache.size_bytes == 3 * entry
     assert cache.get_or_run(b"a", Runs())[1]
     assert not cache.get_or_run(b"b", Runs())[1]
+
+
+def test_a_new_answer_in_a_full_cache_visits_only_the_answers_that_it_displaces() -> None:
+    class Visited(OrderedDict[Any, Any]):
+        count = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            for key in super().__iter__():
+                self.count += 1
+                yield key
+
+        def items(self) -> Any:
+            return ((key, self[key]) for key in self)
+
+    cache, _ = a_cache(max_bytes=100 * (ENTRY_OVERHEAD_BYTES + 40))
+    cache._entries = entries = Visited()
+    for i in range(110):
+        cache.get_or_run(str(i).encode(), Runs())
+    assert (len(entries), entries.count) == (100, 10)
 
 
 def test_an_answer_that_is_larger_than_the_cache_is_returned_and_not_kept() -> None:

@@ -12,6 +12,11 @@ from edgert.bundle.rules import Classify, Ctc, Smooth
 from edgert.bundle.signal_rules import Series
 from edgert.processing.answers.ctc import text_of
 from edgert.protocol import wire
+from edgert.tensors import TensorSpec
+from edgert.worker.pipeline.batcher import Batcher
+from edgert.worker.pipeline.cache import PredictionCache
+from edgert.worker.pipeline.near_cache import NearCache
+from edgert.worker.pipeline.pipeline import Pipeline
 from tests.support.stand_ins.loaded_models import loaded, pipeline_of, sent
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -85,3 +90,29 @@ def test_an_answer_without_a_window_can_be_joined_with_answers_that_have_windows
         answers.append(answer.outputs)
     joined = [np.concatenate(each) for each in zip(*answers, strict=True)]
     assert [array.shape for array in joined] == [(2, 3), (2, 2), (2, 2)]
+
+
+def test_with_a_near_cache_the_windows_of_a_model_with_a_fixed_batch_run_one_by_one(tmp_path: Path) -> None:
+    item = (4, 4, 1)  # has the form of a gray image
+    specs = {"inputs": (TensorSpec("x", "FP32", (1, *item)),), "outputs": (TensorSpec("y", "FP32", (1, *item)),)}
+    model = loaded(tmp_path, item_shape=item, rules={"series": Series("x", channels=4, length=4, step=4), **specs})
+    batcher = Batcher(model.session, model.learned.batch_cap)
+    near = NearCache(specs["inputs"][0], distance=0.01, value_range=1.0, ttl_s=60.0)
+    pipeline = Pipeline(model, batcher, PredictionCache(0, 60.0), near)
+    signal = pipeline.tensors.read(sent(np.ones((1, 12, 4), np.float32)))
+    assert len(pipeline.infer(signal, 0, arrived_ns=0, deadline_s=None).outputs[0]) == 3
+    assert {items: count for items, (count, _) in batcher.runs.items()} == {1: 3}
+
+
+def test_a_request_of_the_reactor_that_the_near_cache_does_not_know_runs_on_the_reactors_session(
+    tmp_path: Path,
+) -> None:
+    model = loaded(tmp_path, item_shape=(2, 2, 1))
+    batcher = Batcher(
+        model.session, 1, reactor_sessions=(loaded(tmp_path / "b", item_shape=(2, 2, 1), op="sum").session,)
+    )
+    near = NearCache(model.version.manifest.inputs[0], distance=0.01, value_range=1.0, ttl_s=60.0)
+    pipeline = Pipeline(model, batcher, PredictionCache(0, 60.0), near)
+    inputs = pipeline.tensors.read(sent(ITEM.reshape(1, 2, 2, 1)))
+    answer = pipeline.infer(inputs, 0, arrived_ns=0, deadline_s=None, in_reactor=True)
+    assert answer.outputs[0].ravel().tolist() == [10.0] * 4, "the sum, which only the reactor's session computes"
