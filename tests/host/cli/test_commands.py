@@ -253,7 +253,8 @@ WRONG = ("status", "nothing")
 @pytest.mark.parametrize(
     ("words", "stdout", "stderr", "code", "shown"),
     [
-        (("profiles",), "/dev/full", "", 4, "error: No space left on device\n"),
+        (("profiles",), "/dev/full", "", 4, "error: the output could not be written: No space"),
+        (("profiles", "--json"), "/dev/full", "", 4, "error: the output could not be written: No space"),
         ((*WRONG, "--json"), "/dev/full", "", 4, "error: "),
         (WRONG, "", "/dev/full", 4, ""),
         (("nothing",), "", "/dev/full", 2, ""),
@@ -271,7 +272,7 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_code(
         stack.callback(os.close, pipe)
         full = stack.enter_context(Path("/dev/full").open("wb"))
         places: dict[str, Any] = {"": subprocess.PIPE, "/dev/full": full, "a pipe without a reader": pipe}
-        environment = environment_of(ROOT, EDGERT_CONFIG_DIR=str(tmp_path))
+        environment = environment_of(ROOT, EDGERT_CONFIG_DIR=str(tmp_path), PYTHONUNBUFFERED="")
         done = subprocess.run(
             [*EDGERT, *words], stdout=places[stdout], stderr=places[stderr], env=environment, text=True, check=False
         )
