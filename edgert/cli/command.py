@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator, Sequence
@@ -151,8 +152,10 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     except click.ClickException as error:
         hinted = _with_hint(error)
         if not as_json:
+            shown = io.StringIO()
+            hinted.show(shown)
             with contextlib.suppress(OSError):  # the disk is full
-                hinted.show()
+                click.echo(re.sub("^Error: ", "error: ", shown.getvalue(), count=1, flags=re.M), nl=False, err=True)
             return error.exit_code
         return _fail(as_json, "input.usage", hinted.format_message(), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort) as error:

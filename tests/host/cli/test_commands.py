@@ -165,7 +165,9 @@ def test_a_command_that_is_nearly_right_gets_the_right_command_as_a_proposal(
     words: tuple[str, ...], near: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(list(words)) == 2
-    assert (f"did you mean {near}?" in capfd.readouterr().err) == (near is not None)
+    shown = capfd.readouterr().err
+    assert (f"did you mean {near}?" in shown) == (near is not None)
+    assert "\nerror: " in shown, "as for each other error"
 
 
 @pytest.mark.parametrize(
