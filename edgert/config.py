@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edgert.errors import ConfigInvalid
+from edgert.errors import ConfigInvalid, NotBootstrapped
 from edgert.names import ID, checked_id
 from edgert.printable import reason_of
 from edgert.state_dir import StateDir
@@ -294,11 +294,11 @@ def credential(name: str, configured: str) -> str:
 
 
 def read_config(state: StateDir) -> DeviceConfig:
-    """Read `config.toml`. Raises ConfigInvalid if it is missing, is not TOML or has an unknown key."""
+    """Read `config.toml`. Raises NotBootstrapped if it is missing, ConfigInvalid if it is not valid."""
     try:
         text = state.config.read_text("utf-8-sig")  # UTF-8 in every locale; editors on Windows write a byte order mark
     except FileNotFoundError as error:
-        raise ConfigInvalid(
+        raise NotBootstrapped(
             f"{state.config} is missing: run edgert bootstrap from the host, or give --state"
         ) from error
     except OSError as error:
@@ -310,7 +310,7 @@ def read_config(state: StateDir) -> DeviceConfig:
 
 
 def check_is_device(state: StateDir) -> None:
-    """Raise ConfigInvalid if the folder has no `config.toml`, for example because its path is mistyped."""
+    """Raise NotBootstrapped if the folder has no `config.toml`, for example because its path is mistyped."""
     if not state.config.is_file():
         read_config(state)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,8 +28,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path, bytes_max: int) -> str:
-    """Return the text in the file `path`. Raises ConfigInvalid."""
+    """Return the text in the file `path`, or in the pipe of a shell's `<(command)`. Raises ConfigInvalid."""
     try:
+        refuse_pipe(path)
         with path.open("rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
@@ -40,6 +42,13 @@ def read_text(path: Path, bytes_max: int) -> str:
         raise ConfigInvalid(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigInvalid(f"{path} is not UTF-8 text: save it as such, or give another file") from error
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raise ConfigInvalid for a named pipe or a device, because a read of it may not end."""
+    named = Path(os.path.realpath(path))  # the real path of `<(command)` may not exist
+    if named.exists() and not (named.is_file() or named.is_dir()):
+        raise ConfigInvalid(f"{path} is a named pipe or a device: write its content to a file, and pass that file")
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from edgert.errors import ConfigInvalid
+from edgert.toml_file import refuse_pipe
 
 KEY_BYTES_MAX = 64 * 1024  # a limit, because files such as /dev/zero have no end
 
@@ -145,6 +146,7 @@ def read_keyring(folder: Path) -> Keyring:
 
 def _read(path: Path, advice: str) -> bytes:
     try:
+        refuse_pipe(path)
         with path.open("rb") as file:
             return file.read(KEY_BYTES_MAX)
     except OSError as error:

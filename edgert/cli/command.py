@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ import click
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.extras import missing_package
-from edgert.printable import file_error, printable
+from edgert.printable import file_error, printable, reason_of
 from edgert.vendor_telemetry import stop_reporting
 
 if TYPE_CHECKING:
@@ -151,8 +152,10 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     except click.ClickException as error:
         hinted = _with_hint(error)
         if not as_json:
+            shown = io.StringIO()
+            hinted.show(shown)
             with contextlib.suppress(OSError):  # the disk is full
-                hinted.show()
+                click.echo(re.sub("^Error: ", "error: ", shown.getvalue(), count=1, flags=re.M), nl=False, err=True)
             return error.exit_code
         return _fail(as_json, "input.usage", hinted.format_message(), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort) as error:
@@ -171,6 +174,8 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
         )
         return _fail(as_json, EdgeRTError.code, message, EXIT_INTERNAL, error)
     finally:
+        for stream in (sys.stdout, sys.stderr):
+            _drop_unwritable(stream)
         if argv is None:  # the process ends here; without this call, Python first searches all objects for garbage
             gc.freeze()
 
@@ -228,11 +233,26 @@ def _removed_folder() -> str:
 def _fail_with_os_error(as_json: bool, error: BrokenPipe | OSError) -> int:
     cause = error if isinstance(error, OSError) else error.__cause__
     assert isinstance(cause, OSError)
-    if isinstance(cause, BrokenPipeError) and _has_no_reader(sys.stdout):
-        # Without this step, Python fails again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    unwritable = _drop_unwritable(sys.stdout)
+    if isinstance(cause, BrokenPipeError) and (unwritable or _has_no_reader(sys.stdout)):
         return EXIT_NO_READER
+    if unwritable:
+        message = (
+            f"the output could not be written: {reason_of(unwritable)}. The command may have done its work: check this "
+            "before you run it again, and redirect the output to another place"
+        )
+        return _fail(False, "os_error", message, EXIT_OS_ERROR, cause)
     return _fail(as_json, "os_error", file_error(cause), EXIT_OS_ERROR, cause)
+
+
+def _drop_unwritable(stream: TextIO) -> OSError | None:
+    """Drop the text that `stream` cannot write; with this text, Python would end with exit code 120."""
+    try:
+        stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
 
 
 def _has_no_reader(stream: TextIO) -> bool:

@@ -13,16 +13,17 @@ from edgert.cli.slot_commands import serve_live, store_of
 from edgert.errors import EdgeRTError, TransitionRefused
 from edgert.state_dir import StateDir
 from edgert.versions.claims import under_claim
-from edgert.versions.slots import RolledBackVersion, Slots, SlotState
+from edgert.versions.slots import BY_COMMAND, RolledBackVersion, Slots, SlotState
 
 
 @click.command()
 @click.argument("model")
 @click.option("--force", is_flag=True, help="Switch even if the live release is the result of a rollback.")
+@click.option("--reason", default=BY_COMMAND, show_default=True, metavar="TEXT", help="The reason, for the reports.")
 @claim_option
 @json_option
 @click.pass_obj
-def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool) -> None:
+def rollback(state: StateDir, model: str, force: bool, reason: str, token: str, as_json: bool) -> None:
     """Make MODEL's previous good version live again.
 
     If a new version is installed but not live, the command removes this version instead. The device refuses a second
@@ -34,7 +35,7 @@ def rollback(state: StateDir, model: str, force: bool, token: str, as_json: bool
     """
     with under_claim(state, token):
         store = store_of(state, model)
-        before, after = store.rollback(lambda slots: None if force else refuse_forward(model, slots))
+        before, after = store.rollback(lambda slots: None if force else refuse_forward(model, slots), reason)
         if after.rolled_back is not None and after.rolled_back != before.rolled_back:
             _report(state, model, after.rolled_back)
         serve_live(state, model)

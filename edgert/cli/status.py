@@ -111,14 +111,16 @@ def _http(config: DeviceConfig) -> HttpStatus:
     from edgert.http.address import parse_address
     from edgert.http.request_parser import check_installed
 
-    lacks_package = True
+    listen = config.http.listen
     try:
         check_installed()
-        lacks_package = False
-        parse_address(config.http.listen, allow_remote=config.http.allow_remote)
     except ConfigInvalid as error:
-        return HttpStatus(config.http.listen, error.message.replace("DEVICE", config.device), lacks_package)
-    return HttpStatus(config.http.listen)
+        return HttpStatus(listen, error.message.replace("DEVICE", config.device), lacks_package=True)
+    try:
+        parse_address(listen, allow_remote=config.http.allow_remote)
+    except ConfigInvalid as error:
+        return HttpStatus(listen, error.message.replace("DEVICE", config.device))
+    return HttpStatus(listen)
 
 
 def _telemetry(state: StateDir, config: DeviceConfig) -> TelemetryStatus:

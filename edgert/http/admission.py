@@ -26,7 +26,7 @@ from edgert.http.limits import BODY_BYTES_PER_S_MIN, STILL_S_MAX, Limits
 from edgert.http.messages import HttpError
 
 # The reasons why a connection must end before its request is complete.
-EVICTED = "the request arrived too slowly, so another client got this connection: send it again"
+EVICTED = "the request arrived too slowly, so another client got this connection"
 STOPPING = "the server is stopping"
 
 
@@ -89,6 +89,11 @@ class Admission:
     @property
     def is_empty(self) -> bool:
         return not self._places and not self._leaving
+
+    @property
+    def is_crowded(self) -> bool:
+        """Return whether ended connections must close at once, because new clients may soon find no place."""
+        return len(self._leaving) > self._limits.connections_max // 2
 
     def add_bytes(self, place: Place, size_bytes: int) -> None:
         """Count a body's bytes. Raises HttpError (503) if memory is short and no other client is late."""

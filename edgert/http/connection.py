@@ -25,10 +25,12 @@ from edgert.protocol.local_socket import timeval
 RECEIVE_BYTES = 64 * 1024
 BODY_BUFFER_BYTES_MAX = 2 * 1024**2  # the largest buffer that a connection keeps for its next body
 INFLATE_BYTES = 256 * 1024  # the largest piece that is unpacked at a time
-LINGER_S = 1.0
+LINGER_S = 3.0
 LINGER_BYTES_MAX = 16 * 1024**2
+LINGER_POLL_S = 0.02
 SEND_PARTS_MAX = 64
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_TCP_ESTABLISHED = 1  # of the kernel's tcp_states.h
 _INFLATE_BITS = {"gzip": 31, "deflate": 15}
 
 Handler = Callable[[HttpRequest], HttpResponse]
@@ -284,13 +286,22 @@ class HttpConnection:
         """Let the client read the answer. If the socket closed with unread bytes, the kernel would drop it."""
         until_s, read = self._clock() + LINGER_S, 0
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)
+            if not self._place.end_reason:  # after `Place.end`, the kernel would reset a client that still sends
+                self._sock.shutdown(socket.SHUT_WR)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.2))
-            while read < LINGER_BYTES_MAX and self._clock() < until_s:
+            while read < LINGER_BYTES_MAX and self._clock() < until_s and not self._admission.is_crowded:
                 count = self._sock.recv_into(self._received)
-                if not count:
-                    return
                 read += count
+                if not count and not self._client_may_send():
+                    return
+                if not count:
+                    time.sleep(LINGER_POLL_S)
+
+    def _client_may_send(self) -> bool:
+        """Return whether the client can still send. After `Place.end`, an empty read does not show this."""
+        if self._sock.family == socket.AF_UNIX:
+            return False
+        return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_ESTABLISHED
 
 
 def _check_head(request: ParsedRequest) -> None:

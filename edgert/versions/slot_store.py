@@ -140,7 +140,9 @@ class SlotStore:
                 )
             return self.commit(step(before, SlotEvent.MARK_GOOD))
 
-    def rollback(self, check: Callable[[Slots], None] = lambda before: None) -> tuple[Slots, Slots]:
+    def rollback(
+        self, check: Callable[[Slots], None] = lambda before: None, reason: str = BY_COMMAND
+    ) -> tuple[Slots, Slots]:
         """Make the previous good version live again, or drop a staged version, for a command.
 
         Return the slots before and after. `check` gets the slots before, under the lock, and may raise an error.
@@ -148,7 +150,7 @@ class SlotStore:
 
         def reason_of(before: Slots) -> str:
             check(before)
-            return BY_COMMAND
+            return reason
 
         rolled_back = self._roll_back(reason_of, wait=True)
         assert rolled_back is not None  # there is always a reason

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgert.config import parse_config, read_config
-from edgert.errors import ConfigInvalid
+from edgert.errors import ConfigInvalid, NotBootstrapped
 from edgert.state_dir import StateDir
 from edgert.toml_file import read_toml
 
@@ -69,5 +69,5 @@ def test_a_wrong_value_is_named(text: str, error: str) -> None:
 
 
 def test_a_missing_file_names_the_next_step(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match="run edgert bootstrap"):
+    with pytest.raises(NotBootstrapped, match="run edgert bootstrap"):
         read_config(StateDir(tmp_path))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import codecs
 import hashlib
 import posixpath
 import re
@@ -41,7 +40,7 @@ from edgert.durable import locked, replace_file
 from edgert.errors import ConfigInvalid
 from edgert.names import NAME, NAME_RULE, checked_id
 from edgert.printable import file_error, some_of
-from edgert.toml_file import about, from_table, parse_toml
+from edgert.toml_file import about, from_table, parse_toml, read_text
 from edgert.typed_json import Closed
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.common.project import find_project
@@ -237,17 +236,16 @@ class Inventory:
 
     def _read(self) -> tomlkit.TOMLDocument:
         try:
-            data = self.path.read_bytes().removeprefix(codecs.BOM_UTF8)  # editors on Windows may write this mark
-            if len(data) > INVENTORY_BYTES_MAX:
-                raise ConfigInvalid(f"{self.path} has {len(data)} bytes; the limit is {INVENTORY_BYTES_MAX}")
-            return tomlkit.parse(data)
-        except FileNotFoundError:
-            return tomlkit.document()
-        except (OSError, ValueError, TOMLKitError) as error:
-            if isinstance(error, TOMLKitError):  # tomlkit reports a wrong line if the end of the file is missing
-                parse_toml(data.decode(errors="replace"), f"inventory {self.path}")
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ConfigInvalid(f"inventory {self.path} cannot be read: {reason}") from error
+            text = read_text(self.path, INVENTORY_BYTES_MAX)
+        except ConfigInvalid as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return tomlkit.document()
+            raise
+        try:
+            return tomlkit.parse(text)
+        except (ValueError, TOMLKitError) as error:
+            parse_toml(text, f"inventory {self.path}")  # tomlkit reports a wrong line if the end of the file is missing
+            raise ConfigInvalid(f"inventory {self.path} cannot be read: {error}") from error
 
     @contextmanager
     def _changing(self) -> Iterator[tomlkit.TOMLDocument]:

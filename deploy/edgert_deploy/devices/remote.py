@@ -71,7 +71,7 @@ class RemoteDaemon:
             signalled = result.exit_code < 0 or result.exit_code > SIGNALLED
             return (DaemonCrashed if signalled else DeviceError)(f"{name}: {result.complaint()}")
         message = str(reported.get("message", ""))
-        if reported["code"] == "input.config_invalid" and "config.toml is missing" in message:
+        if reported["code"] == NotBootstrapped.code:
             return NotBootstrapped(advice)
         # The advice in the device's message is for a shell on the device. This host's user needs other commands.
         if reported["code"] == DaemonUnreachable.code and "edgertd start" in message:

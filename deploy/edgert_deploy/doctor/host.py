@@ -246,14 +246,14 @@ def _registry(report: Report) -> None:
 
 
 def _disk(report: Report) -> None:
-    for folder, next_step in (
-        (cache_folder(), f"remove {cache_folder()}: it is a cache"),
-        (config_folder(), "free some space on the disk of this folder"),
+    for folder, variable, next_step in (
+        (cache_folder(), "XDG_CACHE_HOME", f"remove {cache_folder()}: it is a cache"),
+        (config_folder(), "EDGERT_CONFIG_DIR", "free some space on the disk of this folder"),
     ):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free_mb = shutil.disk_usage(existing).free // 1024**2
         text = f"{free_mb} MB free for {folder}"
         if not os.access(existing, os.W_OK):
-            report.fail("disk", f"{existing} is not writable", f"sudo chown -R $USER {existing}")
+            report.fail("disk", f"{existing} is not writable", f"make it writable, or set {variable} to another folder")
         else:
             report.graded("disk", text, next_step, fails=free_mb < FREE_MB_FAIL, warns=free_mb < FREE_MB_WARN)

@@ -29,8 +29,8 @@ from edgert.errors import (
     RolledBack,
     StorageFailed,
 )
-from edgert.printable import file_error
-from edgert.versions.slots import BY_COMMAND, ON_TRIAL, RolledBackVersion
+from edgert.printable import file_error, printable
+from edgert.versions.slots import BY_COMMAND, ON_TRIAL, REASON_LENGTH_MAX, RolledBackVersion
 from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
@@ -220,7 +220,7 @@ class _Deployment:
         if isinstance(cause, RolledBack):  # the device rolled back by itself and gave the reason
             failed = cause.message
         try:
-            facts = self._roll_back(plan, claim)
+            facts = self._roll_back(plan, claim, printable(failed, REASON_LENGTH_MAX))
         except EdgeRTError as error:
             raise cause.with_message(
                 f"{failed}; and the rollback failed, too [{error.code}]: {error.message}"
@@ -232,7 +232,7 @@ class _Deployment:
         now = _live_release(facts, plan)
         return replace(_failed(self.device, RolledBack(f"{failed}. {_live_text(now, 'again')}")), serving=now)
 
-    def _roll_back(self, plan: Plan, claim: HeldClaim) -> DeviceStatus:
+    def _roll_back(self, plan: Plan, claim: HeldClaim, reason: str = BY_COMMAND) -> DeviceStatus:
         """Roll back a version that is on trial or staged; return the device's facts after the rollback.
 
         The model may have been removed. Raises StorageFailed if its slots cannot be read.
@@ -242,7 +242,7 @@ class _Deployment:
         if model is not None and model.damaged:
             raise StorageFailed(model.damaged)
         if model is not None and model.state in (*ON_TRIAL, *STAGED):
-            claim.call("rollback", plan.model, timeout_s=ACTIVATE_S_MAX)
+            claim.call("rollback", plan.model, "--reason", reason, timeout_s=ACTIVATE_S_MAX)
             facts = self.daemon.status()
         return facts
 

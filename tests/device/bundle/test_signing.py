@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,14 +38,15 @@ def test_a_full_disk_leaves_no_half_key(tmp_path: Path) -> None:
 def test_files_without_such_a_key_are_refused_with_the_next_step(tmp_path: Path, signing_key: SigningKey) -> None:
     write_key_pair(signing_key, tmp_path / "a.key.pem", tmp_path / "a.pem")
     (tmp_path / "text").write_text("hello")
+    os.mkfifo(tmp_path / "pipe")
     other = generate_private_key(SECP256R1())
     pem, none = serialization.Encoding.PEM, serialization.NoEncryption()
     (tmp_path / "ec.key").write_bytes(other.private_bytes(pem, serialization.PrivateFormat.PKCS8, none))
     (tmp_path / "ec").write_bytes(other.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
-    for name in ("a.pem", "text", "ec.key", "missing", "."):
+    for name in ("a.pem", "text", "ec.key", "missing", ".", "pipe"):
         with pytest.raises(ConfigInvalid):
             read_signing_key(tmp_path / name)
-    for name in ("a.key.pem", "text", "ec", "missing", "."):
+    for name in ("a.key.pem", "text", "ec", "missing", ".", "pipe"):
         with pytest.raises(ConfigInvalid):
             read_public_key(tmp_path / name)
     with pytest.raises(ConfigInvalid, match="edgert keys new"):

@@ -24,7 +24,10 @@ def test_a_second_rollback_is_refused_unless_forced() -> None:
         assert device.run("rollback", "echo") == {"model": "echo", "was": 2, "release": 1}
         refused = device.run("rollback", "echo", code=7)["error"]["message"]
         assert "deploy release 2 again to return to it" in refused
-        assert device.run("rollback", "echo", "--force") == {"model": "echo", "was": 1, "release": 2}
+        assert device.run("rollback", "echo", "--force", "--reason", "off by 3")["release"] == 2
+        rolled_back = store.read().rolled_back
+        assert rolled_back is not None
+        assert (rolled_back.release, rolled_back.reason) == (1, "off by 3")
 
 
 def test_two_rollbacks_at_the_same_time_roll_back_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from edgert.cli import main
 def test_a_folder_without_a_device_is_distinguished_from_a_device_without_the_model(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--state", str(tmp_path / "typo"), command, "digits", "--json"]) == 4
+    assert main(["--state", str(tmp_path / "typo"), command, "digits", "--json"]) == 7
     message = json.loads(capsys.readouterr().out)["error"]["message"]
     assert message.startswith(f"{tmp_path}/typo/config.toml is missing")
     (tmp_path / "config.toml").write_text('device = "d"\nprofile = "p"\n')

@@ -14,7 +14,7 @@ def test_stop_refuses_a_folder_without_a_device_and_accepts_the_folder_of_a_devi
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder in (tmp_path / "typo", tmp_path):
-        assert main(["--state", str(folder), "stop", "--json"]) == 4
+        assert main(["--state", str(folder), "stop", "--json"]) == 7
         message = json.loads(capsys.readouterr().out)["error"]["message"]
         assert message.startswith(f"{folder}/config.toml is missing")
         assert message.endswith("or give --state")

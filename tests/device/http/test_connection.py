@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import select
 import socket
 import termios
 import threading
@@ -43,9 +44,10 @@ def served(
     handle: Handler = echo,
     *,
     sent: bytes = b"",
+    tcp: bool = False,
 ) -> Iterator[socket.socket]:
     """The client's end of a connection that a thread serves. The client has already sent `sent`."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = tcp_pair() if tcp else socket.socketpair()
     ours.settimeout(WAIT_S_MAX)
     ours.sendall(sent)
     admission, place = admission or Admission(limits), Place(theirs, "", clock())
@@ -64,6 +66,12 @@ def served(
     thread.join(WAIT_S_MAX)
     assert not thread.is_alive()
     assert not place.body_bytes
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        return ours, listener.accept()[0]
 
 
 def all_of(sock: socket.socket) -> bytes:
@@ -192,6 +200,27 @@ def test_a_client_whose_connection_must_end_learns_why(sent: bytes, reason: str,
             (place,) = admission._places
             place.end(reason)
         assert reason.encode() in all_of(sock)
+
+
+def test_a_client_that_still_uploads_can_read_why_its_connection_must_end() -> None:
+    admission = Admission(PATIENT)
+    with served(PATIENT, admission, lambda: 0.0, sent=HEAD + b"Content-Length: 900\r\n\r\n", tcp=True) as sock:
+        (place,) = admission._places
+        place.end(EVICTED)
+        select.select([sock], [], [], WAIT_S_MAX)
+        for _ in range(5000):
+            sock.sendall(bytes(1))
+        sock.shutdown(socket.SHUT_WR)
+        assert EVICTED.encode() in all_of(sock)
+
+
+def test_a_connection_that_must_end_does_not_wait_for_its_client_if_new_clients_need_places() -> None:
+    limits = replace(PATIENT, connections_max=1)
+    admission = Admission(limits)
+    with served(limits, admission, lambda: 0.0, sent=HEAD + b"Content-Length: 900\r\n\r\n", tcp=True) as sock:
+        new = Place(socket.socket(), "", 0.0)
+        wait_until(lambda: admission.admit(new), "the new client gets the place", pause_s=0.001)
+        assert EVICTED.encode() in all_of(sock)
 
 
 def test_a_client_that_pauses_inside_a_head_learns_why_its_connection_must_end() -> None:

@@ -96,5 +96,5 @@ def test_a_sandbox_that_forbids_the_choice_of_a_core_does_not_end_the_server(tmp
     done = subprocess.run(
         [sys.executable, "-c", FORBIDDEN, str(tmp_path / "none")], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (7, False), done.stderr
     assert "config.toml is missing" in done.stderr, "it went on to read its configuration"

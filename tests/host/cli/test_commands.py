@@ -165,7 +165,9 @@ def test_a_command_that_is_nearly_right_gets_the_right_command_as_a_proposal(
     words: tuple[str, ...], near: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(list(words)) == 2
-    assert (f"did you mean {near}?" in capfd.readouterr().err) == (near is not None)
+    shown = capfd.readouterr().err
+    assert (f"did you mean {near}?" in shown) == (near is not None)
+    assert "\nerror: " in shown, "as for each other error"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,8 @@ WRONG = ("status", "nothing")
 @pytest.mark.parametrize(
     ("words", "stdout", "stderr", "code", "shown"),
     [
-        (("profiles",), "/dev/full", "", 4, "error: No space left on device\n"),
+        (("profiles",), "/dev/full", "", 4, "error: the output could not be written: No space"),
+        (("profiles", "--json"), "/dev/full", "", 4, "error: the output could not be written: No space"),
         ((*WRONG, "--json"), "/dev/full", "", 4, "error: "),
         (WRONG, "", "/dev/full", 4, ""),
         (("nothing",), "", "/dev/full", 2, ""),
@@ -271,7 +274,7 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_code(
         stack.callback(os.close, pipe)
         full = stack.enter_context(Path("/dev/full").open("wb"))
         places: dict[str, Any] = {"": subprocess.PIPE, "/dev/full": full, "a pipe without a reader": pipe}
-        environment = environment_of(ROOT, EDGERT_CONFIG_DIR=str(tmp_path))
+        environment = environment_of(ROOT, EDGERT_CONFIG_DIR=str(tmp_path), PYTHONUNBUFFERED="")
         done = subprocess.run(
             [*EDGERT, *words], stdout=places[stdout], stderr=places[stderr], env=environment, text=True, check=False
         )

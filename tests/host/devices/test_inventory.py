@@ -230,13 +230,13 @@ def test_an_inventory_that_an_editor_of_windows_wrote_is_read_and_changed(invent
 
 def test_an_inventory_that_is_not_text_is_refused(inventory: Inventory) -> None:
     inventory.path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigInvalid, match="is not TOML"):
+    with pytest.raises(ConfigInvalid, match="is not UTF-8 text"):
         inventory.devices()
 
 
 def test_an_inventory_below_a_file_is_refused_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigInvalid, match=r"inventory .*/file/inventory.toml cannot be read: Not a directory$"):
+    with pytest.raises(ConfigInvalid, match=r"^cannot read .*/file/inventory.toml: Not a directory$"):
         Inventory(tmp_path / "file/inventory.toml").devices()
 
 

@@ -46,6 +46,11 @@ def test_the_last_json_object_is_the_answer() -> None:
             "board: old",
         ),
         (Answers(1, json.dumps({"error": {"code": "of.tomorrow", "message": "new"}})), EdgeRTError, "board: new"),
+        (
+            Answers(7, json.dumps({"error": {"code": NotBootstrapped.code, "message": "/s/config.toml is missing"}})),
+            NotBootstrapped,
+            "edgert bootstrap board",
+        ),
         (Answers(1, "no json", "it is broken"), DeviceError, "it is broken"),
         (Answers(0, "no json"), DeviceError, "no json"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from dataclasses import replace
@@ -55,6 +56,8 @@ def test_a_fault_of_the_host_is_reported_with_its_next_step(
     inventory.path.write_text("")
     inventory.add(replace(Device("a", "local", "/srv/x", "p", "/srv/x"), identity=str(tmp_path / "none")))
     assert "edgert device set a --identity" in text_of(check_host(inventory), "inventory")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere but on a read-only disk
+    assert "make it writable, or set XDG_CACHE_HOME to another folder" in text_of(check_host(inventory), "disk")
 
 
 def test_the_doctor_logs_in_to_the_broker_of_the_project(inventory: Inventory, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from edgert.errors import (
     StorageFailed,
     exit_code_of,
 )
-from edgert.versions.slots import SlotState
+from edgert.versions.slots import BY_COMMAND, SlotState
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import PLAIN, PutOptions, Transport
@@ -98,6 +98,7 @@ def test_a_release_that_fails_on_trial_is_rolled_back(bundle: Path, key: Signing
     assert "off by 3" in outcome.error.message
     assert "Release 1 is live again" in outcome.error.message
     assert (device.done[-1], device.slots.state, device.slots.live_slot) == ("rollback", SlotState.STEADY, "a")
+    assert "off by 3" in device.reason, "a failure, not a command, is the reason that the device reports"
 
 
 def test_a_first_release_that_fails_leaves_no_live_version(bundle: Path, key: SigningKey) -> None:
@@ -274,6 +275,7 @@ def test_ctrl_c_ends_the_step_and_rolls_back_a_version_that_was_not_kept(
     assert device.done == done
     assert (device.slots.state, device.slots.live_slot, device.slots.ratchet) == (SlotState.STEADY, "a", 1)
     assert device.claims == {}
+    assert device.reason == (BY_COMMAND if done else "")
     assert ("Release 1 is live" in outcome.error.message) == bool(done)
 
 

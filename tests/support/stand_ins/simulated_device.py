@@ -31,6 +31,7 @@ class SimulatedDevice:
         self.faults = {verb.replace("_", "-"): error for verb, error in faults.items()}
         self.done: list[str] = []
         self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
+        self.reason = ""  # of a rollback
         self.claims: dict[str, str] = {}
         self.hidden: set[str] = set()  # models that were removed there
         self.damaged = ""  # the reason why the model's slots cannot be read
@@ -55,6 +56,8 @@ class SimulatedDevice:
         assert verb == "status" or self.claims["echo"] in argv, "each step shows the claim"
         if verb != "status":
             self.done.append(verb)
+        if verb == "rollback":
+            self.reason = argv[argv.index("--reason") + 1]
         error = self.faults.get(verb)
         if isinstance(error, DeviceUnreachable):
             raise error

@@ -31,9 +31,11 @@ def report(bundle: Path, html: Path | None, as_json: bool) -> None:
       edgert bundle report digits.edgert
       edgert bundle report digits.edgert --html report.html
     """
+    html = html or bundle.with_suffix(".html")
+    if html.exists() and html.samefile(bundle):
+        raise ConfigInvalid(f"{html} is the bundle itself: give --html another file")
     with open_bundle(bundle, trusted=None) as opened:
         text = page(gather(opened, bundle.stat().st_size))
-    html = html or bundle.with_suffix(".html")
     try:
         replace_file(html, text.encode(), mode=0o644)
     except OSError as error:

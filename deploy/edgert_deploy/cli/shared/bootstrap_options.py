@@ -17,12 +17,13 @@ from edgert.cli.quantity import Duration
 from edgert.durations import TRIAL_S_MAX, duration_text
 from edgert.errors import ConfigInvalid
 from edgert.registry.address import parse_repository
+from edgert.toml_file import refuse_pipe
 from edgert_deploy.bootstrap.plan import ALL_ENGINES
 from edgert_deploy.bootstrap.runtime import TRIAL_S
 from edgert_deploy.bootstrap.wheelhouse import OPTIONAL_EXTRAS
 from edgert_deploy.cli.shared.broker_options import of_this_broker
 from edgert_deploy.cli.shared.option_groups import gathered, given_option, section
-from edgert_deploy.cli.shared.types import FILE, ChannelName, refuse_pipe
+from edgert_deploy.cli.shared.types import FILE, ChannelName
 from edgert_deploy.common.keys import is_key_file, public_key
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.device_files import Broker, Following, check_settings

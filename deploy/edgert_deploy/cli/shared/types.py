@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 from edgert.cli.quantity import Quantity
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.names import CHANNEL_NAME, CHANNEL_NAME_RULE
+from edgert.toml_file import refuse_pipe
 from edgert_deploy.common.project import find_bundle, find_project, takes_default
 from edgert_deploy.common.quantities import rate_bytes_per_s, size_bytes
 
@@ -39,13 +40,6 @@ class FilePath(click.Path):
         path = super().convert(value, param, ctx)
         refuse_pipe(Path(os.fsdecode(path)))
         return path
-
-
-def refuse_pipe(path: Path) -> None:
-    """Raise ConfigInvalid for a named pipe or a device."""
-    named = Path(os.path.realpath(path))  # the real path of `<(command)` may not exist
-    if named.exists() and not (named.is_file() or named.is_dir()):
-        raise ConfigInvalid(f"{path} is a named pipe or a device: write its content to a file, and pass that file")
 
 
 FILE = FilePath(dir_okay=False, path_type=Path)

@@ -165,6 +165,8 @@ def test_the_command_writes_the_page_beside_the_bundle(
     assert value == {"html": str(tmp_path / "page.html"), "size_bytes": (tmp_path / "page.html").stat().st_size}
     assert main(["bundle", "report", str(bundle), "--json", "--html", str(tmp_path / "no" / "x.html")]) == 4
     assert json.loads(capsys.readouterr().out)["error"]["message"].count("--html")
+    assert main(["bundle", "report", str(bundle), "--html", str(bundle)]) == 4
+    assert f"{bundle} is the bundle itself" in capsys.readouterr().err
 
 
 def test_inspect_shows_the_same_values_as_text_and_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
