@@ -30,6 +30,9 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 16 * 1024**2
 STATE_KEYS = ("state", "state_id")  # read by streams.py
+# An output [N, K, 6] with at most this number of boxes holds boxes after suppression. Before suppression, YOLO has 567
+# boxes even for an image of 96 x 96.
+SUPPRESSED_BOXES_MAX = 300
 OutputRule = Classify | Detect | Ctc | Embed
 INPUT_TABLES: dict[str, type[Sound] | type[Series] | type[Text]] = {"sound": Sound, "series": Series, "text": Text}
 OUTPUT_TABLES = ("classify", "detect", "ctc", "embed")
@@ -312,7 +315,16 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
         check_detect(detect, source.outputs)
     scored = detect.scores or detect.boxes
     shape = next(spec.shape for spec in source.outputs if spec.name == scored)
-    values = shape[1 if detect.form == "channels_first" else 2]
+    values, boxes = (
+        shape[1 if detect.form == "channels_first" else 2],
+        shape[2 if detect.form == "channels_first" else 1],
+    )
+    if not detect.scores and detect.form == "anchors_first" and values == 6 and 0 < boxes <= SUPPRESSED_BOXES_MAX:
+        raise ConfigInvalid(
+            f"{name}: output {scored!r} {list(shape)} has the form of a model that suppresses boxes itself, such as YOLOv10 "
+            "and YOLO26: two corners, a score and the number of a class. EdgeRT reads boxes before suppression: export the "
+            "model without it (Ultralytics: end2end=False), or omit --postprocess, and let your app read the output"
+        )
     classes = values if detect.scores else values - 4 - detect.objectness
     if values == -1 or classes == len(detect.labels):
         return detect
