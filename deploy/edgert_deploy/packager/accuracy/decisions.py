@@ -137,13 +137,9 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len(_sides(shape)) >= 2
     if reference.dtype.kind != "f":
         return "masks" if positions and _are_classes(reference) else "values"
-    if len(shape) == 1 and shape[0] >= 2 and (named or are_probabilities(reference)):
+    if len(shape) == 1 and shape[0] >= 2 and (named or rank_classes(reference)):
         return "top1"
-    if (
-        len(shape) == 2
-        and min(shape) >= 2
-        and (are_probabilities(reference) or are_probabilities(np.exp(reference.clip(-80, 1))))
-    ):
+    if len(shape) == 2 and min(shape) >= 2 and rank_classes(reference):
         return (
             "steps" if shape[0] in steps else "texts"
         )  # the output of a text recognizer has fewer steps than its input
@@ -293,6 +289,11 @@ def are_probabilities(rows: Array) -> bool:
     return bool(rows.min(initial=0.0) >= 0.0) and bool(
         np.allclose(rows.sum(axis=-1), 1.0, rtol=0.0, atol=PROBABILITY_TOLERANCE)
     )
+
+
+def rank_classes(rows: Array) -> bool:
+    """Return whether the values along the last axis are probabilities, or their logarithms."""
+    return are_probabilities(rows) or (rows.shape[-1] > 1 and are_probabilities(np.exp(rows.clip(-80, 1))))
 
 
 def _are_embeddings(reference: Array) -> bool:
