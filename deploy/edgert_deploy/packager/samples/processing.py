@@ -26,6 +26,7 @@ from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
 from edgert.toml_file import about, from_table, parse_toml, read_text
 from edgert_deploy.packager.samples.text_rule import read_embed, read_text_rule
+from edgert_deploy.packager.sources.onnx_graph.classical import PAIRS, scores_of_pairs
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 16 * 1024**2
@@ -123,11 +124,20 @@ def read_classify(path: Path, source: SourceModel) -> Classify:
     scores = [spec for spec in source.outputs if spec.may_be_scores]
     for spec in scores:
         if spec.shape[1] == len(labels):
+            _check_ranking(str(path), spec.name, source)
             return Classify(spec.name, labels)
     offers = ", ".join(f"{spec.name} has {spec.shape[1]}" for spec in scores) or "it has no output of class scores"
     raise ConfigInvalid(
         f"{path} has {counted(len(labels), 'label')}, and no output of the model has as many classes ({offers}); give one label per class"
     )
+
+
+def _check_ranking(name: str, output: str, source: SourceModel) -> None:
+    """Raise ConfigInvalid if the largest value of `output` is not the answered class."""
+    if output in scores_of_pairs(source.proto):
+        raise ConfigInvalid(
+            f"{name}: output {output!r} does not tell the class: {PAIRS}, or let your app read its label"
+        )
 
 
 def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound | Series | Text:
@@ -230,6 +240,7 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
     classify = replace(from_table(Classify, _with_lists(table), f"{path}, table [classify]"), labels=names)
     with about(path):
         check_classify(classify, source.outputs)
+    _check_ranking(str(path), classify.output, source)
     classes = next(spec.shape for spec in source.outputs if spec.name == classify.output)[-1:]
     if classify.labels and classes not in ((-1,), (len(classify.labels),)):
         raise ConfigInvalid(
