@@ -94,7 +94,7 @@ def quantize(
 ) -> Any:
     """Return the source as an INT8 Q/DQ ModelProto, with `float_layers` in float. Raises BuildFailed."""
     proto = prepared(source)
-    if (opset := opset_of(proto)) < OPSET_MIN:
+    if (opset := opset_of(source.proto)) < OPSET_MIN:
         raise BuildFailed(
             f"{source.path.name} has opset {opset}, and ONNX's converter does not raise it without other answers; INT8 needs "
             f"opset {OPSET_MIN}: export the model with opset 17, or build it with --precision auto"
