@@ -38,7 +38,9 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     unit_vectors,
     value_agreement,
 )
+from edgert_deploy.packager.accuracy.objects import Layout, finds_nothing, object_agreement
 from edgert_deploy.packager.accuracy.reference import Reference
+from edgert_deploy.packager.samples.processing import MASKS_MIN
 
 Score = Callable[[Outputs, Outputs], float]
 
@@ -135,13 +137,9 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len(_sides(shape)) >= 2
     if reference.dtype.kind != "f":
         return "masks" if positions and _are_classes(reference) else "values"
-    if len(shape) == 1 and shape[0] >= 2 and (named or are_probabilities(reference)):
+    if len(shape) == 1 and shape[0] >= 2 and (named or rank_classes(reference)):
         return "top1"
-    if (
-        len(shape) == 2
-        and min(shape) >= 2
-        and (are_probabilities(reference) or are_probabilities(np.exp(reference.clip(-80, 1))))
-    ):
+    if len(shape) == 2 and min(shape) >= 2 and rank_classes(reference):
         return (
             "steps" if shape[0] in steps else "texts"
         )  # the output of a text recognizer has fewer steps than its input
@@ -293,6 +291,11 @@ def are_probabilities(rows: Array) -> bool:
     )
 
 
+def rank_classes(rows: Array) -> bool:
+    """Return whether the values along the last axis are probabilities, or their logarithms."""
+    return are_probabilities(rows) or (rows.shape[-1] > 1 and are_probabilities(np.exp(rows.clip(-80, 1))))
+
+
 def _are_embeddings(reference: Array) -> bool:
     """Return whether each sample has one vector, with many directions and no order of its values.
 
@@ -334,7 +337,9 @@ def _detector(reference: Reference, inputs: Sequence[tuple[int, ...]], left: Seq
         return _boxes(rule, chosen, reference.image_size or ANYWHERE, reference.answers)
     if inputs and all(len(shape) != IMAGE_RANK for shape in inputs):
         return None
-    return _recognized_detector(names, reference.answers, left)
+    return _recognized_detector(names, reference.answers, left) or _recognized_objects(
+        names, reference.answers, left, reference.image_size or _image_size(inputs)
+    )
 
 
 def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[int]) -> Judgement | None:
@@ -352,6 +357,75 @@ def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[in
                 rule = Detect(names[i], names[j], form="anchors_first", sigmoid=logits, score_threshold=SCORE_MIN)
                 return _boxes_or_anchors(rule, (i, j), reference)
     return None
+
+
+def _recognized_objects(
+    names: list[str], reference: Outputs, left: Sequence[int], image: tuple[int, int]
+) -> Judgement | None:
+    """Return the judgement of boxes with masks or key points, or of boxes after suppression.
+
+    Return None if there are no such boxes.
+    """
+    for i in left:
+        boxes = reference[i]
+        if boxes.ndim != 3 or boxes.dtype.kind != "f":
+            continue
+        for j in left:
+            masks = reference[j]
+            extras = min(masks.shape[1], masks.shape[3]) if masks.ndim == 4 else 0
+            if extras >= MASKS_MIN and (layout := _layout(names[i], boxes, extras, image)) is not None:
+                return _of_objects(layout, reference, i, (names[j], j))
+        values = min(boxes.shape[1:])
+        for extras in (0, values - 5, values - 6):  # key points have boxes of one class
+            if extras % 3 == 0 and extras >= 0 and (layout := _layout(names[i], boxes, extras, image)) is not None:
+                return _of_objects(layout, reference, i, None)
+    return None
+
+
+def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int]) -> Layout | None:
+    """Return the layout of boxes that end with `extras` values; None if they do not.
+
+    The values are key points or factors of masks.
+    """
+    axis = 1 if boxes.shape[1] < boxes.shape[2] else 2
+    rows = np.moveaxis(boxes, axis, 1)
+    rows, behind = rows[:, : rows.shape[1] - extras], rows[:, rows.shape[1] - extras :]
+    if extras and _within(behind):
+        return None
+    if axis == 2 and _are_suppressed(rows):
+        return Layout(name, "suppressed", False, extras, image)
+    if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None:
+        return Layout(name, rule.form, rule.objectness, extras, image)
+    return None
+
+
+def _are_suppressed(rows: Array) -> bool:
+    """Return whether rows `[N, 6, K]` are two corners, a falling score, and the number of a class."""
+    if rows.shape[1] != 6 or rows.shape[2] < ANCHORS_MIN or not _within(rows[:, 4]) or _within(rows[:, :4]):
+        return False
+    classes = rows[:, 5]
+    are_numbers = bool((classes >= 0).all()) and bool((classes == np.rint(classes)).all())
+    return are_numbers and bool((np.diff(rows[:, 4], axis=1) <= 0).all())
+
+
+def _of_objects(layout: Layout, reference: Outputs, i: int, masks: tuple[str, int] | None) -> Judgement:
+    """Return the judgement of the boxes in output `i`.
+
+    `masks` has the name and the number of the output with masks.
+    """
+
+    def score(answers: Outputs, reference: Outputs) -> float:
+        maps = None if masks is None else (answers[masks[1]], reference[masks[1]])
+        return object_agreement(layout, answers[i], reference[i], maps)
+
+    outputs = (layout.boxes,) if masks is None else (layout.boxes, masks[0])
+    return Judgement("objects", outputs, score, finds_nothing=finds_nothing(layout, reference[i]))
+
+
+def _image_size(inputs: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """Return the height and width of the first image: `[C, H, W]` or `[H, W, C]`."""
+    first, second, third = next((shape for shape in inputs if len(shape) == IMAGE_RANK), (1, *ANYWHERE))
+    return (second, third) if first < third else (first, second)
 
 
 def _are_box_values(boxes: Array, scores: Array) -> bool:

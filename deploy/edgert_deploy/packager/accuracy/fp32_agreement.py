@@ -97,9 +97,9 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
     hits = answered = expected = 0
     for i in range(len(true_boxes.counts)):
         g, w = int(boxes.counts[i]), int(true_boxes.counts[i])
-        ious = _ious(boxes.boxes[i, :g], true_boxes.boxes[i, :w])
+        ious = box_ious(boxes.boxes[i, :g], true_boxes.boxes[i, :w])
         ious[boxes.classes[i, :g, None] != true_boxes.classes[i, None, :w]] = 0.0
-        hits += _matched(ious)
+        hits += matched(ious)
         answered, expected = answered + g, expected + w
     if answered + expected == 0:  # boxes of NaN are no answers
         return float(all(np.isfinite(array).all() for array in answers))
@@ -148,7 +148,9 @@ def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
     An anchor moves both boxes by the same distance, so the overlap does not depend on the anchor. The four values may
     be two corners, or a centre and two sides. So the boxes must overlap in both readings.
     """
-    ious = [[_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)] for read in READINGS]
+    ious = [
+        [box_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)] for read in READINGS
+    ]
     side = true[:, 2:4].max(axis=1, keepdims=True)
     near = (np.abs(boxes[:, 4:] - true[:, 4:]) <= ANCHOR_TOLERANCE * side).all(axis=1)
     return np.asarray((np.array(ious).reshape(len(READINGS), -1) >= IOU_MIN).all(axis=0) & near)
@@ -253,7 +255,7 @@ def _from_corners(boxes: Array) -> Array:
 READINGS = (_from_centres, _from_corners)
 
 
-def _ious(one: Array, other: Array) -> Array:
+def box_ious(one: Array, other: Array) -> Array:
     """Return the IoUs `[n, m]` of boxes `[n, 4]` and `[m, 4]`. Each box is given by two corners."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
@@ -263,7 +265,7 @@ def _ious(one: Array, other: Array) -> Array:
     return np.asarray(np.where(union > 0, both / np.maximum(union, 1e-12), 0.0))
 
 
-def _matched(ious: Array) -> int:
+def matched(ious: Array) -> int:
     """Match each row, in order, to its best unmatched column. Count the matches of at least IOU_MIN."""
     free = np.ones(ious.shape[1], bool)
     hits = 0

@@ -5,7 +5,7 @@ A higher number is better. docs/accuracy.md lists the metrics with their require
 
 An output [N, C] may hold class scores, an embedding or a regression. The largest element has a meaning only in class
 scores. An output is treated as class scores if the user names its classes, or if FP32's rows are probabilities (no
-value below 0, sum 1).
+value below 0, sum 1) or their logarithms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.printable import in_short
-from edgert_deploy.packager.accuracy.decisions import Judgement, are_probabilities, judgements
+from edgert_deploy.packager.accuracy.decisions import Judgement, judgements, rank_classes
 from edgert_deploy.packager.accuracy.mean_average_precision import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
@@ -340,7 +340,7 @@ def _has_class_scores(reference: Reference) -> bool:
     if len(reference.specs) != 1 or not reference.specs[0].ranks_classes:
         return False
     named = reference.classify is not None or reference.holdout.labels is not None
-    return named or are_probabilities(reference.answers[0])
+    return named or rank_classes(reference.answers[0])
 
 
 def _similarity(want: NDArray[Any], got: NDArray[Any]) -> float:

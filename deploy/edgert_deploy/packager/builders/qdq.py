@@ -27,6 +27,7 @@ from edgert_deploy.packager.processes.vendor_output import quiet, working_in
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.opsets import OPSET_MIN
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 
@@ -93,6 +94,11 @@ def quantize(
 ) -> Any:
     """Return the source as an INT8 Q/DQ ModelProto, with `float_layers` in float. Raises BuildFailed."""
     proto = prepared(source)
+    if (opset := opset_of(source.proto)) < OPSET_MIN:
+        raise BuildFailed(
+            f"{source.path.name} has opset {opset}, and ONNX's converter does not raise it without other answers; INT8 needs "
+            f"opset {OPSET_MIN}: export the model with opset 17, or build it with --precision auto"
+        )
     excluded = [name for layer in float_layers for name in layer.nodes]
     excluded += [node.name for node in proto.graph.node if node.name.startswith(HEAD)]
     excluded += _without_ranges(proto)

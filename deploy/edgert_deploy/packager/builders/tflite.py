@@ -156,13 +156,16 @@ class _Conversion:
         """Return the .tflite file of the source in the precision of the spec."""
         # Imported here, because these modules import onnx and ai-edge-litert.
         from edgert_deploy.packager.tflite_lowering import lower
+        from edgert_deploy.packager.tflite_lowering.builtin_operators import with_builtin_operators
         from edgert_deploy.packager.tflite_lowering.half import with_half_weights
         from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
 
         source = self.source
-        if source.kind == "onnx":
+        if source.tflite:
+            content = source.tflite if source.quantized else with_builtin_operators(source.tflite)
+        else:
             self.progress("tflite: lowering the ONNX graph")
-        content = source.tflite or lower(float_proto(source), share_weights=not self.spec.float_layers)
+            content = lower(float_proto(source), share_weights=not self.spec.float_layers)
         if self.spec.precision == "int8" and not (source.tflite and source.quantized):
             content = self._quantized(content)
         elif self.spec.precision == "fp16":

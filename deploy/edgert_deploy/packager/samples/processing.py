@@ -26,10 +26,14 @@ from edgert.processing.preprocessors import InputRule
 from edgert.tensors import TensorSpec
 from edgert.toml_file import about, from_table, parse_toml, read_text
 from edgert_deploy.packager.samples.text_rule import read_embed, read_text_rule
+from edgert_deploy.packager.sources.onnx_graph.classical import PAIRS, scores_of_pairs
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 16 * 1024**2
 STATE_KEYS = ("state", "state_id")  # read by streams.py
+# An output [N, K, 6] with at most this number of boxes holds boxes after suppression. Before suppression, YOLO has 567
+# boxes even for an image of 96 x 96.
+SUPPRESSED_BOXES_MAX = 300
 OutputRule = Classify | Detect | Ctc | Embed
 INPUT_TABLES: dict[str, type[Sound] | type[Series] | type[Text]] = {"sound": Sound, "series": Series, "text": Text}
 OUTPUT_TABLES = ("classify", "detect", "ctc", "embed")
@@ -120,11 +124,20 @@ def read_classify(path: Path, source: SourceModel) -> Classify:
     scores = [spec for spec in source.outputs if spec.may_be_scores]
     for spec in scores:
         if spec.shape[1] == len(labels):
+            _check_ranking(str(path), spec.name, source)
             return Classify(spec.name, labels)
     offers = ", ".join(f"{spec.name} has {spec.shape[1]}" for spec in scores) or "it has no output of class scores"
     raise ConfigInvalid(
         f"{path} has {counted(len(labels), 'label')}, and no output of the model has as many classes ({offers}); give one label per class"
     )
+
+
+def _check_ranking(name: str, output: str, source: SourceModel) -> None:
+    """Raise ConfigInvalid if the largest value of `output` is not the answered class."""
+    if output in scores_of_pairs(source.proto):
+        raise ConfigInvalid(
+            f"{name}: output {output!r} does not tell the class: {PAIRS}, or let your app read its label"
+        )
 
 
 def _of_table(path: Path, values: dict[str, Any], source: SourceModel) -> Sound | Series | Text:
@@ -227,6 +240,7 @@ def _classify(path: Path, table: dict[str, Any], source: SourceModel, labels: Pa
     classify = replace(from_table(Classify, _with_lists(table), f"{path}, table [classify]"), labels=names)
     with about(path):
         check_classify(classify, source.outputs)
+    _check_ranking(str(path), classify.output, source)
     classes = next(spec.shape for spec in source.outputs if spec.name == classify.output)[-1:]
     if classify.labels and classes not in ((-1,), (len(classify.labels),)):
         raise ConfigInvalid(
@@ -312,7 +326,16 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
         check_detect(detect, source.outputs)
     scored = detect.scores or detect.boxes
     shape = next(spec.shape for spec in source.outputs if spec.name == scored)
-    values = shape[1 if detect.form == "channels_first" else 2]
+    values, boxes = (
+        shape[1 if detect.form == "channels_first" else 2],
+        shape[2 if detect.form == "channels_first" else 1],
+    )
+    if not detect.scores and detect.form == "anchors_first" and values == 6 and 0 < boxes <= SUPPRESSED_BOXES_MAX:
+        raise ConfigInvalid(
+            f"{name}: output {scored!r} {list(shape)} has the form of a model that suppresses boxes itself, such as YOLOv10 "
+            "and YOLO26: two corners, a score and the number of a class. EdgeRT reads boxes before suppression: export the "
+            "model without it (Ultralytics: end2end=False), or omit --postprocess, and let your app read the output"
+        )
     classes = values if detect.scores else values - 4 - detect.objectness
     if values == -1 or classes == len(detect.labels):
         return detect

@@ -230,6 +230,10 @@ def parse(name: str, data: bytes) -> Any:
         raise SourceInvalid(f"{name} is not an ONNX model: it has no IR version, opset or graph; give another file")
     if not proto.graph.output:
         raise SourceInvalid("the model has no output; export it with the tensors that you want as outputs")
+    if both := {value.name for value in proto.graph.input} & {value.name for value in proto.graph.output}:
+        raise SourceInvalid(
+            f"{min(both)[:80]!r} is an input and also an output of the model; omit it from the outputs of the export"
+        )
     if not proto.graph.node:
         raise SourceInvalid(f"{name} holds no operator; export the model with its weights and layers")
     if len(proto.graph.node) > NODES_MAX:

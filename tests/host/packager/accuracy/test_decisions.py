@@ -380,6 +380,13 @@ def test_a_map_is_judged_at_each_threshold_that_apps_take() -> None:
     assert map_agreement(reference, reference) == 1.0
 
 
+@pytest.mark.parametrize("name", ["top1", "texts"])
+def test_logarithms_of_probabilities_rank_classes_like_the_probabilities(name: str) -> None:
+    """Example: a classifier of PyTorch that ends with log_softmax."""
+    (found,) = judged(np.log(OUTPUTS[name]))
+    assert found.name == name
+
+
 def test_classes_of_each_step_of_an_input_are_not_taken_for_text() -> None:
     """A text recognizer has fewer steps than its input. One wrong letter makes a wrong text; one wrong tag does not."""
     scores = softmax(RANDOM.normal(0, 3, (20, 40, 5)))

@@ -91,6 +91,10 @@ def no_outputs(proto: Any) -> None:
     del proto.graph.output[:]
 
 
+def input_as_output(proto: Any) -> None:
+    proto.graph.output.append(proto.graph.input[0])
+
+
 def text_input(proto: Any) -> None:
     proto.graph.input[0].type.tensor_type.elem_type = 8
 
@@ -133,6 +137,7 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (no_such_operator, "Gemmm"),
     (no_nodes, "no operator"),
     (no_outputs, "no output"),
+    (input_as_output, "'x' is an input and also an output of the model; omit it from the outputs"),
     (text_input, "text"),
     (unknown_type, "77"),
     (no_shape, "no shape"),

@@ -173,6 +173,13 @@ CASES = [
     ),
     Case("concat", "y = Concat<axis=1>(x, z)", {"x": (4, 7, 9), "z": (2, 7, 9)}),
     Case(
+        "concat empty",
+        "s = Shape<start=0, end=1>(x) t = Concat<axis=0>(s, r) e = ConstantOfShape(t) f = Neg(e) z = Relu(x) "
+        "y = Concat<axis=1>(z, f)",
+        {"x": (4, 7)},
+        {"r": ints(0, 7)},
+    ),
+    Case(
         "concat channels",
         "a = Conv(x, w) b = Conv(x, v) y = Concat<axis=1>(a, b)",
         IMAGE,

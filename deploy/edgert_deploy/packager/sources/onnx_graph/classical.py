@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.onnx_graph.branches import remove_unused
 from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
@@ -19,6 +20,10 @@ IDENTITY_OPSET = 17  # the opset given to a model that uses no operators of ONNX
 PRODUCER = "skl2onnx"
 # Operators that are worth quantizing. Converters write these operators for neural networks and for distances.
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+# The reason and the next step for scores of `scores_of_pairs`.
+PAIRS = "it has scores for pairs of classes, whose largest is not the answered class. Train the model with SVC(probability=True)"
 
 
 def classical_operators(proto: Any) -> tuple[str, ...]:
@@ -39,6 +44,23 @@ def is_classical(proto: Any) -> bool:
 def is_float_only(proto: Any) -> bool:
     """Whether a model of classical machine learning has nothing to quantize."""
     return bool(classical_operators(proto)) and all(n.op_type not in QUANTIZABLE for n in nodes_of(proto.graph))
+
+
+def scores_of_pairs(proto: Any) -> tuple[str, ...]:
+    """Return the outputs with scores of a support vector machine without probabilities.
+
+    Each score is for a pair of classes, so the largest one is not the score of the answered class: with two classes, it
+    is always the score of the other class. For more classes, skl2onnx computes scores of the classes from them.
+    """
+    if proto is None:
+        return ()
+    names = set()
+    for node in proto.graph.node:
+        if node.op_type == "SVMClassifier" and all(attribute.name != "prob_a" for attribute in node.attribute):
+            names.update(node.output[1:])
+        elif node.op_type in ("Cast", "Identity", "ZipMap") and node.input[0] in names:
+            names.update(node.output)
+    return tuple(value.name for value in proto.graph.output if value.name in names)
 
 
 def unwrap_maps(proto: Any) -> tuple[str, ...]:
@@ -73,14 +95,19 @@ def _without_text(proto: Any, classes: str) -> tuple[str, ...]:
     texts = [value for value in proto.graph.output if value.type.tensor_type.elem_type == TensorProto.STRING]
     if not is_classical(proto) or len(texts) == len(proto.graph.output):
         return ()
+    if texts and (pairs := scores_of_pairs(proto)):
+        raise SourceInvalid(
+            f"output {texts[0].name!r} is text, which EdgeRT does not support, and output {pairs[0]!r} does not tell the "
+            f"class: {PAIRS}, or train the model on the numbers of the classes, and read its label"
+        )
     for value in texts:
         proto.graph.output.remove(value)
     if texts:
         remove_unused(proto.graph)
     named = f", which are, in order: {classes}" if classes else ""
     return tuple(
-        f"output {value.name!r} is text, and is removed: apps read the largest score, and --labels gives the names of "
-        f"the classes{named}"
+        f"output {value.name!r} is text, and is removed: apps read the largest score (or the sign of a single score), and "
+        f"--labels gives the names of the classes{named}"
         for value in texts
     )
 

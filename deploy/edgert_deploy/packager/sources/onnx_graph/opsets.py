@@ -16,6 +16,7 @@ from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, struct
 OPSET_MIN = 13  # the first opset whose QuantizeLinear has scales per channel
 OPSET_RAISED_TO = 17
 OPSET_MAX = 21
+OPSET_OF_RESIZE_MODES = 11  # the first opset in which Resize has attributes for its modes
 # The last opset in which DFT's axis is an attribute. In later opsets, the axis is an input, which OpenVINO ignores.
 OPSET_OF_DFT = 19
 IR_MAX = 10  # the version of the file format (IR) that belongs to OPSET_MAX
@@ -42,10 +43,23 @@ def at_opset(proto: Any, opset: int) -> Any:
             raise
         except Exception:  # noqa: BLE001 - native code raises any class; the model then stays as it is
             return None
+        if opset_of(proto) < OPSET_OF_RESIZE_MODES:
+            converted = copy_of(converted)
+            _state_resize_modes(converted)
     if converted.ir_version > IR_MAX:
         converted = copy_of(converted)
         converted.ir_version = IR_MAX
     return converted
+
+
+def _state_resize_modes(proto: Any) -> None:
+    """State the modes that Resize and Upsample always had in older opsets, which ONNX's converter omits."""
+    from onnx import helper
+
+    for node in nodes_of(proto.graph):
+        if node.op_type == "Resize" and all(a.name != "coordinate_transformation_mode" for a in node.attribute):
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
 
 
 def rewrite_misread_dfts(proto: Any) -> bool:

@@ -76,13 +76,16 @@ def tile(lowering: Lowering, node: Node) -> None:
 
 
 def concat(lowering: Lowering, node: Node) -> None:
-    layout = lowering.common_layout(node.inputs)
+    """Join the inputs along an axis, without empty inputs, which TFLite's quantizer refuses."""
     shape = lowering.shape(node.outputs[0])
     axis = node.axis(shape.rank)
     require_fixed(shape, [axis], "it joins along the batch")
-    first, *others = (_joined(lowering, node, index, layout) for index in range(len(node.inputs)))
+    indices = [i for i, name in enumerate(node.inputs) if lowering.shape(name).dims[axis] != 0]
+    layout = lowering.common_layout(tuple(node.inputs[i] for i in indices))
+    first, *others = (_joined(lowering, node, index, layout) for index in indices)
     place, shape = lowering.axis(axis, shape.rank, layout), lowering.laid_out(shape, layout)
-    lowering.result(node, first.op("CONCATENATION", *others, shape=shape, axis=place), layout)
+    joined = first.op("CONCATENATION", *others, shape=shape, axis=place) if others else first
+    lowering.result(node, joined, layout)
 
 
 def _joined(lowering: Lowering, node: Node, index: int, layout: Layout) -> Value:

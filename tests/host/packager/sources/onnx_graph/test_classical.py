@@ -18,11 +18,13 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import AccuracyTooLow, ConfigInvalid, OperatorUnsupported, SourceInvalid
 from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.processing import read_classify, read_postprocess
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import (
     classical_operators,
     is_classical,
     is_float_only,
+    scores_of_pairs,
     unwrap_maps,
 )
 from edgert_deploy.packager.sources.source_model import load_source
@@ -97,6 +99,37 @@ def test_outputs_with_labels_of_text_are_left_out_and_the_scores_stay(tmp_path: 
     assert [node.op_type for node in source.proto.graph.node] == ["TreeEnsembleClassifier", "Cast"]
     assert "output 'shown' is text, and is removed" in source.remarks[-1]
     assert source.remarks[-1].endswith("in order: cold, warm, hot")
+
+
+def svm(kind: str, **more: Any) -> Any:
+    """Return a support vector machine with two classes, as skl2onnx writes it."""
+    labels = {"classlabels_strings": ["a", "b"]} if kind == "string" else {"classlabels_ints": [0, 1]}
+    vectors: dict[str, Any] = {"support_vectors": [-1.0, 1.0], "vectors_per_class": [1, 1], "coefficients": [-1.0, 1.0]}
+    node = helper.make_node(
+        "SVMClassifier", ["x"], ["label", "raw"], domain="ai.onnx.ml", kernel_type="LINEAR", rho=[0.0], **labels, **vectors,
+        kernel_params=[1.0, 0.0, 3.0], **more,
+    )  # fmt: skip
+    proto = models.model(f"float[N,1] x) => ({kind}[N] label, float[N,2] scores", "scores = Identity(x)")
+    proto.graph.node[0].input[0] = "raw"
+    proto.graph.node.insert(0, node)
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    return proto
+
+
+def test_scores_of_an_svm_without_probabilities_are_not_taken_for_classes(tmp_path: Path) -> None:
+    """The larger score of an SVC with two classes is always the score of the other class."""
+    (tmp_path / "labels.txt").write_text("a\nb")
+    (tmp_path / "post.toml").write_text('[classify]\noutput = "scores"')
+    with pytest.raises(
+        SourceInvalid, match=r"'label' is text.*SVC\(probability=True\), or train the model on the numbers"
+    ):
+        load_source(models.write(svm("string"), tmp_path / "m.onnx"))
+    source = load_source(models.write(svm("int64"), tmp_path / "m.onnx"))
+    with pytest.raises(ConfigInvalid, match="let your app read its label"):
+        read_classify(tmp_path / "labels.txt", source)
+    with pytest.raises(ConfigInvalid, match="let your app read its label"):
+        read_postprocess(tmp_path / "post.toml", source, None)
+    assert scores_of_pairs(svm("string", prob_a=[-1.0], prob_b=[0.0])) == ()
 
 
 def test_a_model_with_only_outputs_of_text_is_refused_with_the_next_step(tmp_path: Path) -> None:

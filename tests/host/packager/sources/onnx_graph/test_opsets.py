@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgert.errors import BuildFailed
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
@@ -57,3 +58,31 @@ def test_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: s
     answers = artifact_outputs(build(engine, source, samples, "fp32", tmp_path), source, samples)
     want = np.fft.rfft(samples.inputs["x"][..., 0], axis=axis)
     np.testing.assert_allclose(answers[0], np.stack([want.real, want.imag], -1), atol=1e-4)
+
+
+def resize(opset: int, mode: str, scale: float, path: Path) -> Path:
+    """Write a model that resizes [N, 1, 6, 6], and then convolves it."""
+    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Upsample" if opset < 10 else "Resize", ["x", "scales"], ["u"], mode=mode),
+        helper.make_node("Conv", ["u", "w"], ["y"]),
+    ]
+    constants = {"scales": np.array([1, 1, scale, scale], np.float32), "w": models.random(2, 1, 1, 1)}
+    given = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    side = int(6 * scale)
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 1, 6, 6])], [value("y", 1, ["N", 2, side, side])], given)
+    return models.write(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=4), path)
+
+
+@pytest.mark.parametrize("opset", [9, 10])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_an_old_resize_keeps_its_answers_in_a_newer_opset(opset: int, mode: str, tmp_path: Path) -> None:
+    """ONNX's converter omits the modes that old opsets imply, so the answers would differ."""
+    assert opset_of(load_source(resize(opset, mode, 1.5, tmp_path / "m.onnx")).proto) == 17
+
+
+def test_int8_of_an_opset_that_cannot_be_raised_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    """In opset 10, ONNX Runtime rounds in another way if an image shrinks."""
+    source = load_source(resize(10, "nearest", 0.6, tmp_path / "m.onnx"))
+    with pytest.raises(BuildFailed, match=r"has opset 10, .* export the model with opset 17"):
+        build("onnxruntime", source, CalibrationSet({"x": models.random(12, 1, 6, 6)}, None), "int8", tmp_path)

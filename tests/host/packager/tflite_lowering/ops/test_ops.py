@@ -69,6 +69,7 @@ COMPOSED_SQNR_DB_MIN = 25
 @pytest.mark.parametrize(
     "name",
     [
+        "concat empty",
         "conv grouped x5",
         "conv 3-D grouped",
         "conv 3-D block",

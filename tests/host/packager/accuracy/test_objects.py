@@ -1,0 +1,79 @@
+"""Boxes with masks or key points, and boxes after suppression, are judged by their objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgert.tensors import TensorSpec
+from edgert_deploy.packager.accuracy.decisions import Judgement, judgements
+from edgert_deploy.packager.accuracy.reference import Reference
+from edgert_deploy.packager.samples.samples import CalibrationSet
+
+Array = NDArray[Any]
+RANDOM = np.random.default_rng(4)
+
+
+def judged(outputs: list[Array]) -> Judgement:
+    specs = tuple(TensorSpec(f"out{i}", "FP32", (-1, *array.shape[1:])) for i, array in enumerate(outputs))
+    images = np.zeros((len(outputs[0]), 3, 320, 320), np.float32)
+    (found,) = judgements(Reference(specs, outputs, CalibrationSet({"images": images}, None)))
+    return found
+
+
+def yolo_with_extras(kind: str, images: int = 4) -> list[Array]:
+    """Make the outputs of YOLO with masks (also in YOLOv5's form) or with 17 key points."""
+    anchors, classes = 2100, 1 if kind == "points" else 2
+    scores = RANDOM.uniform(0, 0.02, (images, classes, anchors))
+    scores[:, 0, ::700] = 0.8
+    boxes = np.concatenate(
+        [RANDOM.uniform(40, 280, (images, 2, anchors)), RANDOM.uniform(20, 60, (images, 2, anchors)), scores], 1
+    )
+    if kind == "points":
+        places = boxes[:, None, :2] + RANDOM.uniform(-0.5, 0.5, (images, 17, 2, anchors)) * boxes[:, None, 2:4]
+        points = np.concatenate([places, RANDOM.uniform(0.6, 1, (images, 17, 1, anchors))], 2)
+        return [np.concatenate([boxes, points.reshape(images, -1, anchors)], 1).astype(np.float32)]
+    masks, factors = RANDOM.normal(0, 1, (images, 32, 80, 80)), RANDOM.normal(0, 1, (images, 32, anchors))
+    rows = np.concatenate([boxes, factors], 1).astype(np.float32)
+    if kind == "masks and objectness":
+        rows = np.insert(rows, 4, 1.0, axis=1).transpose(0, 2, 1)
+    return [rows, masks.astype(np.float32)]
+
+
+@pytest.mark.parametrize("kind", ["masks", "masks and objectness", "points"])
+def test_masks_and_points_of_a_detector_are_judged_for_its_objects_only(kind: str) -> None:
+    reference = yolo_with_extras(kind)
+    found = judged(reference)
+    assert (found.name, len(found.outputs)) == ("objects", len(reference))
+    assert found.score(reference, reference) == 1.0
+    anchors_first = kind == "masks and objectness"
+    rows = reference[0].transpose(0, 2, 1) if anchors_first else reference[0]
+    confident = rows[:, 5 if anchors_first else 4 :][:, : 1 if kind == "points" else 2].max(axis=1) >= 0.25
+
+    def changed(where: Array) -> list[Array]:
+        """FP32's answers with other factors or points in the anchors `where`."""
+        extras = rows[:, -51:] if kind == "points" else rows[:, -32:]
+        other = np.where(where[:, None], np.roll(extras, 7, axis=1) if kind == "points" else -extras, extras)
+        new = np.concatenate([rows[:, : -extras.shape[1]], other], 1)
+        return [new.transpose(0, 2, 1) if anchors_first else new, *reference[1:]]
+
+    assert found.score(changed(~confident), reference) == 1.0
+    assert found.score(changed(confident), reference) < 0.1
+    assert found.score([np.full_like(each, np.nan) for each in reference], reference) == 0.0
+    assert found.finds_nothing is False
+
+
+def test_boxes_that_the_model_suppresses_itself_are_judged_in_any_order() -> None:
+    """YOLO26 writes its boxes as two corners, a falling score and the number of a class."""
+    corners = np.sort(RANDOM.uniform(0, 320, (4, 300, 2, 2)), axis=2).reshape(4, 300, 4)
+    scores = -np.sort(-(RANDOM.uniform(0, 1, (4, 300, 1)) ** 4), axis=1)
+    reference = np.concatenate([corners, scores, RANDOM.integers(0, 3, (4, 300, 1))], axis=2).astype(np.float32)
+    found = judged([reference])
+    assert found.name == "objects"
+    assert found.score([reference[:, ::-1]], [reference]) == 1.0
+    other_class = reference.copy()
+    other_class[..., 5] += 1
+    assert found.score([other_class], [reference]) < 0.2
