@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from edgert import machine
 from edgert.bundle.expiry import expiry_time, time_text
-from edgert.durable import store_file
+from edgert.durable import replace_file, storing
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
 
@@ -50,7 +50,8 @@ class LatestTime:
         """
         if time_s <= self._stored_s() or (time_s > self._wall_clock() + AHEAD_S_MAX and self._clock_synced()):
             return
-        store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
+        with storing(f"cannot write {self._path}"):
+            replace_file(self._path, json.dumps({"latest": time_text(time_s)}).encode(), shared=True)
 
     def store_clock(self) -> None:
         """Once a day, store the clock's time if the clock follows a time source. Call this every CHECK_S."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import socket
 import sys
 
@@ -24,11 +25,15 @@ from edgert.errors import DeviceError
 from edgert.worker import worker
 from edgert.worker_link import link
 
+IMPORT_S_MAX = 120  # less than LOAD_S_MAX: the daemon cannot kill a worker that has not started
+
 
 def main() -> None:
     """Run `python -m edgert.worker.fork_server`."""
     end = link.inherited_end()
+    signal.alarm(IMPORT_S_MAX)  # SIGALRM ends this process if an import hangs; the workers then start alone
     _import_engines()
+    signal.alarm(0)
     while (received := link.receive(end)) is not None:
         message, descriptors = received
         if message["op"] == "reap":

@@ -44,6 +44,7 @@ from edgert.errors import (
     HealthCheckFailed,
     NotCompatible,
     Overloaded,
+    StorageFailed,
     TransitionRefused,
     Unavailable,
 )
@@ -128,8 +129,14 @@ class ModelService:
         try:
             slots = self.store.read()
         except EdgeRTError as error:
+            if self._idle is ModelState.STOPPED:  # a version may be live
+                log(f"model {self.model}: {error.message}")
+                self.fault, self._idle = error, ModelState.FAILED
+                self._restart()
             self._settle(error)
             return
+        if isinstance(self.fault, StorageFailed):
+            self.fault = None
         self._restarts.cancel()
         self.trial.follow(slots)
         if self.store.fault is not None:  # a rollback is not yet written, because the disk was full or read-only

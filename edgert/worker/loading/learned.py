@@ -10,6 +10,7 @@ from edgert.config import ServingConfig
 from edgert.durable import replace_file
 from edgert.engines import threads_to_try
 from edgert.typed_json import json_bytes, read_json
+from edgert.worker_link.run_page import SESSIONS_MAX
 
 FORMAT = 6
 OTHERS_MAX = 0.25  # the share of the processors that other work may take before the figures are doubted
@@ -99,7 +100,8 @@ class LearnedFile:
             return None
         learned = content.learned
         counts = (learned.threads, learned.instances, learned.batch_cap)
-        return learned if all(1 <= count <= 4096 for count in counts) else None
+        runs = learned.instances * (2 if learned.reactor_session else 1)
+        return learned if all(1 <= count <= 4096 for count in counts) and runs <= SESSIONS_MAX else None
 
     def write(self, circumstances: Circumstances, learned: Learned) -> None:
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from edgert import durable
 from edgert.bundle.expiry import expiry_time
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
@@ -74,6 +76,23 @@ def test_the_times_of_the_files_of_a_bootstrap_count(clocks: Clocks) -> None:
     clocks.state.config.write_text("")
     os.utime(clocks.state.config, (NOW_S, NOW_S))
     assert clocks.latest.now_s() == NOW_S
+
+
+def test_two_processes_may_store_a_time_at_once(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon, the follower and the installs of several models store times without a lock."""
+    sync_file = durable.sync_file
+
+    def other_process_stores(file: BinaryIO) -> None:
+        monkeypatch.undo()
+        with monkeypatch.context() as other:
+            other.setattr(os, "getpid", lambda: 1)
+            clocks.latest.store(NOW_S)
+        sync_file(file)
+
+    monkeypatch.setattr(durable, "sync_file", other_process_stores)
+    clocks.latest.store(NOW_S + 1)
+    clocks.wall_s = 0.0
+    assert clocks.latest.now_s() == NOW_S + 1
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"latest": 3}', b'{"latest": "soon"}', b"\xff"])

@@ -210,6 +210,31 @@ def test_a_restart_is_tried_again_once_the_slots_can_be_read(world: World) -> No
     assert world.loaded() is world.service.workers.serving
 
 
+def test_slots_that_cannot_be_read_at_the_start_are_a_fault_and_are_read_again(world: World) -> None:
+    world.store.commit(STEADY)
+    file = world.store.folder / "state.json"
+    slots = file.read_bytes()
+    file.write_bytes(b"{")
+    world.service.sync()
+    theirs, ours = connected()
+    with theirs, ours, pytest.raises(Unavailable, match=r"does not load: .*json cannot be read .*; remove "):
+        world.service.connect(theirs)
+    assert world.service.alarms == ("failed",)
+    file.write_bytes(slots)
+    world.wait(STORAGE_RETRY_S)
+    assert world.loaded() is world.service.workers.serving
+    assert world.service.status().fault is None
+
+
+def test_slots_that_were_removed_because_they_could_not_be_read_are_no_fault(world: World) -> None:
+    file = world.store.folder / "state.json"
+    file.write_bytes(b"{")
+    world.service.sync()
+    file.unlink()
+    world.wait(STORAGE_RETRY_S)
+    assert (world.service.state, world.service.status().fault) == ("stopped", None)
+
+
 def test_a_good_version_that_keeps_crashing_is_replaced_by_the_version_before(world: World) -> None:
     world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     for _ in range(CRASHES_MAX):

@@ -128,3 +128,21 @@ def test_a_server_with_a_second_thread_refuses_to_fork(
     starts.ask()
     assert link.receive(starts.ends[0]) is None
     wait_until(lambda: "1 more thread" in capfd.readouterr().err, "it says why before it ends")
+
+
+def test_a_server_whose_imports_hang_ends_and_the_next_workers_start_alone(
+    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this limit, the workers of all models would wait for the server for ever."""
+    hangs = """if True:
+        import signal, time
+        from edgert import engines
+        alarm, engines.engine_by_name = signal.alarm, lambda name: time.sleep(1e6)
+        signal.alarm = lambda limit_s: alarm(min(limit_s, 1))
+    """
+    (tmp_path / "sitecustomize.py").write_text(hangs)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    starts.ask()
+    assert link.receive(starts.ends[0]) is None
+    monkeypatch.undo()
+    assert isinstance(starts.ask(), subprocess.Popen)

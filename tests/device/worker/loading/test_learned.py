@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -35,11 +34,10 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, damage: str) -> None:
     assert file.read(circumstances()) is None
 
 
-def test_a_number_out_of_range_is_measured_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "learned", [Learned(1, batch_cap=0), Learned(1, instances=300), Learned(1, instances=200, reactor_session=True)]
+)
+def test_a_number_out_of_range_is_measured_again(tmp_path: Path, learned: Learned) -> None:
     file = LearnedFile(tmp_path, "ab" * 32)
-    file.write(circumstances(), Learned(2))
-    path = next(tmp_path.iterdir())
-    value = json.loads(path.read_text())
-    value["learned"]["batch_cap"] = 0
-    path.write_text(json.dumps(value))
+    file.write(circumstances(), learned)
     assert file.read(circumstances()) is None
