@@ -10,15 +10,8 @@ import pytest
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert, stop
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
 
 
 @pytest.fixture

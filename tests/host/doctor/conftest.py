@@ -10,7 +10,6 @@ import pytest
 from edgert.bundle.signing import new_key, write_key_pair
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from hil.support.sshd import SshDevice, running_sshd
 from tests.support import devices
 from tests.support.devices import a_device
 
@@ -31,9 +30,3 @@ def daemon() -> Iterator[devices.Device]:
     with a_device() as device:
         device.deploy()
         yield device
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server

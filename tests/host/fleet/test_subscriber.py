@@ -6,8 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -30,12 +29,6 @@ def listen_until(subscriber: FleetSubscriber, true: Callable[[], object], what: 
         return true()
 
     wait_until(heard, what)
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
 
 
 def test_a_subscriber_receives_retained_messages_and_reports_and_survives_a_restart_of_the_broker(

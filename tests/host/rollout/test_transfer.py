@@ -26,7 +26,7 @@ from edgert_deploy.rollout.delta import Deltas
 from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.transfer import Transfer
 from hil.support.relay import Relay
-from hil.support.sshd import SshDevice, running_sshd
+from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
 from tests.support.releases import WEIGHTS_BYTES, bundle_of, keep, slot, weights
@@ -38,12 +38,6 @@ LINK = LinkLimits(connect_s=10, keepalive_s=1, dead_after_s=5.0, attempts=4, pau
 @pytest.fixture(scope="module")
 def key() -> SigningKey:
     return new_key()
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
 from tests.support.servers.brokers import Broker
 from tests.support.servers.ports import free_port
 from tests.support.servers.prometheus import exporter_process, prometheus, promql
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
 
 
 def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,18 +26,6 @@ from tests.support.devices import wait_until
 from tests.support.fleet import Pi, Sender, Sent, publish
 from tests.support.servers.brokers import USER, Broker
 from tests.support.servers.ports import free_port
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path_factory.mktemp("secured"), secured=True) as running:
-        yield running
 
 
 def login(secured: Broker, **changes: str) -> list[str]:
