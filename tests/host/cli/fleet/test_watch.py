@@ -23,7 +23,7 @@ from edgert_deploy.cli.fleet.watch import View, show_once, sparkline, table_of, 
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from tests.support.devices import wait_until
-from tests.support.fleet import Pi, Sender, Sent, publish
+from tests.support.fleet import Pi, Sender, Sent, feed, publish
 from tests.support.servers.brokers import USER, Broker
 from tests.support.servers.ports import free_port
 
@@ -207,8 +207,7 @@ def test_an_invalid_address_is_refused(bad: str) -> None:
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table_fits_its_terminal(width: int) -> None:
     state, sender = LivePercentiles(), Sender("pi-07")
-    for topic, payload in [(sender.topics.status, b"online"), *sender.window([2.0] * 10)]:
-        state.apply(topic, payload, False, 0.0)
+    feed(state, [(sender.topics.status, b"online"), *sender.window([2.0] * 10)])
     console = Console(width=width, no_color=True, file=io.StringIO())
     with console.capture() as drawn:
         console.print(table_of(state.rows(0.0), state, width))
@@ -229,8 +228,7 @@ def test_lines_can_be_selected_and_sorted_and_show_alarms_and_a_trend() -> None:
     state, slow, fast = LivePercentiles(), Sender("pi-07"), Sender("nuc-1")
     for sender, latency in ((slow, 20.0), (fast, 2.0)):
         for growth in (1, 2):
-            for topic, payload in sender.window([latency * growth] * 10):
-                state.apply(topic, payload, False, 0.0)
+            feed(state, sender.window([latency * growth] * 10))
     said = messages.envelope(ts_ms=1, boot="b1") | {"digits_alarms": "temp_c,restarting"}
     state.apply(slow.topics.deploy, messages.dump(said), True, 0.0)
     rows = state.rows(0.0)

@@ -27,7 +27,7 @@ from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.devices import WAIT_S_MAX
-from tests.support.fleet import NOW_MS, Pi, Sent, Watched, feed, record
+from tests.support.fleet import NOW_MS, Pi, Sent, Watched, record, tell
 from tests.support.needed import needed
 
 NOW = 1000.0  # monotonic seconds
@@ -60,7 +60,7 @@ def a_day() -> Sent:
 def port(tmp_path: Path) -> Iterator[int]:
     url, fleet_state, store = str(tmp_path / "fleet.db"), Watched(), RolloutStore(tmp_path / "rollouts")
     assert record(url, a_day()).refused == 0
-    feed(fleet_state, a_day(), NOW)
+    tell(fleet_state, a_day(), NOW)
     outcomes = {"pi-1": Outcome("pi-1", Result.FAILED, error=ErrorText("x.y", "no"))}
     store.write(
         Rollout(

@@ -29,7 +29,7 @@ from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from tests.support.devices import WAIT_S_MAX
-from tests.support.fleet import NOW_MS, Pi, Watched, feed, record
+from tests.support.fleet import NOW_MS, Pi, Watched, record, tell
 
 NOW = 1000.0  # monotonic seconds
 TOKEN = "a-token-of-this-test"
@@ -39,7 +39,7 @@ TOKEN = "a-token-of-this-test"
 def answers(tmp_path: Path) -> Iterator[Answers]:
     url, pi, fleet_state = str(tmp_path / "fleet.db"), Pi("pi-1"), Watched()
     record(url, pi.info() + pi.window(NOW_MS - 1, [1.0]))
-    feed(fleet_state, pi.info() + pi.window(NOW_MS, [1.0]))
+    tell(fleet_state, pi.info() + pi.window(NOW_MS, [1.0]))
     query = FleetQuery(url)
     hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: NOW, lambda: NOW_MS)
     yield Answers(hub, History(query, lambda: NOW_MS))
