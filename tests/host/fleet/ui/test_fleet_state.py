@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
-from edgert.telemetry import messages
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
@@ -16,11 +14,6 @@ from edgert_deploy.fleet.ui.history import baselines
 from tests.support.fleet import NOW_MS, Pi, Sent, Watched, changed, record, tell
 
 NOW = 1000.0  # monotonic seconds
-
-
-def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
-    said = messages.envelope(ts_ms=ts_ms, boot=pi.boot, seq=seq) | fields
-    return [(pi.topics.event, messages.dump(said))]
 
 
 def state_of(fleet_state: Watched, device: str, now: float = NOW) -> tuple[str, str, int]:
