@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert.printable import counted
@@ -46,6 +44,7 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.qat import ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto, with_fixed_batch
+from edgert_deploy.packager.sources.tflite_model import run_on_zeros
 
 FILE_NAME = "model.tflite"
 PERCENTILE = "percentile"
@@ -227,7 +226,4 @@ def _run_once(path: Path, batch: int) -> None:
         if -1 in detail["shape_signature"]:
             shape = [batch if length == -1 else int(length) for length in detail["shape_signature"]]
             interpreter.resize_tensor_input(detail["index"], shape)
-    interpreter.allocate_tensors()
-    for detail in interpreter.get_input_details():
-        interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
-    interpreter.invoke()
+    run_on_zeros(interpreter)
