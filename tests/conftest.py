@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from edgert import Client
 from edgert.bundle.signing import SigningKey, new_key
 from edgert.vendor_telemetry import stop_reporting
 from tests.support import devices
 from tests.support.paths import DIGITS, ROOT
+from tests.support.servers.brokers import Broker
 from tests.support.servers.browser import Browser, chromium_path
 from tests.support.servers.databases import new_database, postgres, postgres_folder
+from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
 from tests.support.shell import Shell, ShellHere
 
 # Started first, so that no long file is left when the others are done. Files that mostly wait, as with
@@ -212,6 +215,42 @@ def shell_here(tmp_path: Path, shell_with_key: Shell) -> ShellHere:
     here = ShellHere(tmp_path)
     here.env["EDGERT_CONFIG_DIR"] = shell_with_key.env["EDGERT_CONFIG_DIR"]
     return here
+
+
+@pytest.fixture
+def client(device: devices.Device) -> Iterator[Client]:
+    """Return a connected client of the test file's own `device`."""
+    with device.client() as client:
+        yield client
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker.in_folder(tmp_path / "broker") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """Return a broker with TLS, a user and a password."""
+    with Broker.in_folder(tmp_path_factory.mktemp("secured"), secured=True) as running:
+        yield running
+
+
+@pytest.fixture
+def registry() -> Iterator[HostileRegistry]:
+    """Return a registry that answers as the test wants."""
+    with hostile_registry() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Return an `SshDevice`."""
+    from hil.support.sshd import running_sshd
+
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -36,16 +36,10 @@ from edgert.registry.address import digest_of
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device
-from tests.support.servers.hostile_registry import STATEMENT, HostileRegistry, hostile_registry, send
+from tests.support.servers.hostile_registry import STATEMENT, HostileRegistry, send
 from tests.support.stand_ins.following import Events, failure_of, followed, following
 
 ENDLESS_BYTES = 64 * 1024**2  # the number of bytes that an attacker sends at most
-
-
-@pytest.fixture
-def registry() -> Iterator[HostileRegistry]:
-    with hostile_registry() as running:
-        yield running
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
-from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, feed, publish, record
 from tests.support.fleet_page import event, page_of, seen
 from tests.support.servers.brokers import Broker
 from tests.support.servers.browser import Browser
@@ -71,8 +71,7 @@ def test_a_report_with_broken_stages_keeps_its_latencies_and_hides_no_other_repo
     assert answer.stages is not None
     assert (answer.latency.count, answer.stages.sketches()["engine"].count) == (8, 5)
     exporter = Exporter("b1", wall_clock=lambda: 0.0)
-    for message in sent:
-        exporter.apply(*message, False, 0.0)
+    feed(exporter, sent)
     (group,) = exporter.groups.values()
     assert (exporter.refused, group.latency.count, group.stages["engine"].count) == (1, 8, 5)
 

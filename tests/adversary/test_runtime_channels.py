@@ -22,16 +22,10 @@ from edgert.follow.record import Record, RecordStore
 from edgert.names import RUNTIME
 from tests.support.devices import Device
 from tests.support.runtime_homes import FIRST, release_of, stand_in_home
-from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.servers.hostile_registry import HostileRegistry
 from tests.support.stand_ins.following import Events, failure_of, followed, following
 
 BYTES = b"a wheel" * 10_000
-
-
-@pytest.fixture
-def registry() -> Iterator[HostileRegistry]:
-    with hostile_registry() as running:
-        yield running
 
 
 @pytest.fixture

@@ -43,12 +43,6 @@ def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
 
 
 @pytest.fixture
-def client(device: Device) -> Iterator[Client]:
-    with device.client() as client:
-        yield client
-
-
-@pytest.fixture
 def atol(request: pytest.FixtureRequest) -> float:
     return ATOL.get(request.node.callspec.params["device"], 1e-3)
 

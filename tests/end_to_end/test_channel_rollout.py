@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from edgert.bundle.channel import ChannelDevice, position
-from edgert.bundle.signing import SigningKey, new_key, write_key_pair
+from edgert.bundle.signing import SigningKey
 from edgert.versions.slot_store import SlotStore
-from edgert_deploy.common.keys import key_paths
 from hil.support.relay import Relay
-from tests.support.commands import Edgert
+from tests.support.commands import Edgert, own_key
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 from tests.support.servers.brokers import Broker
 from tests.support.servers.registries import RegistryServer
@@ -49,8 +48,7 @@ def key(address: str, tmp_path: Path, server: RegistryServer, monkeypatch: pytes
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    found = new_key()
-    write_key_pair(found, *key_paths(tmp_path / "conf" / "keys", "default"))
+    found = own_key(tmp_path)
     (tmp_path / "edgert.toml").write_text(
         f'[registry]\naddress = "{address}"\nca = "{server.ca}"\nlogin = "{server.login_file}"\n'
     )

@@ -37,7 +37,7 @@ from edgert.errors import (
 from edgert.protocol import wire
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import BY_COMMAND
-from tests.support.clients import HELLO, ITEM, PAUSE_S, halted, load, raw, read_frame
+from tests.support.clients import HELLO, ITEM, PAUSE_S, halted, load, raw, read_frame, request
 from tests.support.devices import WAIT_S_MAX, Device, a_device, events, wait_until
 
 
@@ -153,8 +153,7 @@ def test_a_broken_protocol_gets_an_error_and_ends_the_connection(serving: Device
 
 
 def test_a_hello_in_single_bytes_followed_by_requests_is_served(serving: Device) -> None:
-    tensor = wire.OutTensor(wire.descriptor(0, "FP32", (1, 4), 16), ITEM.tobytes())
-    requests = b"".join(b"".join(wire.frame(wire.INFER, request_id=i, tensors=[tensor])) for i in (1, 2, 3))
+    requests = b"".join(request(i) for i in (1, 2, 3))
     with raw(serving) as sock:
         for byte in HELLO:
             sock.send(bytes([byte]))

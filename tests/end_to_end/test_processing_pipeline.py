@@ -133,12 +133,6 @@ def device(shell: Shell) -> Iterator[Device]:
         yield device
 
 
-@pytest.fixture(scope="module")
-def client(device: Device) -> Iterator[Client]:
-    with device.client() as client:
-        yield client
-
-
 def named(client: Client, answer: dict[str, NDArray[Any]]) -> str:
     return client.labels("colour")[int(answer["scores_classes"][0])]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgert.protocol import wire
-from tests.support.clients import HELLO, ITEM, raw, read_frame
+from tests.support.clients import HELLO, ITEM, raw, read_frame, request
 from tests.support.devices import WAIT_S_MAX, Device, a_device
 from tests.support.paths import ROOT
 
@@ -30,11 +30,6 @@ def serving() -> Iterator[Device]:
 def block(language: str) -> str:
     (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     return str(found)
-
-
-def request(request_id: int) -> bytes:
-    tensor = wire.OutTensor(wire.descriptor(0, "FP32", (1, 4), 16), ITEM.tobytes())
-    return b"".join(wire.frame(wire.INFER, request_id=request_id, tensors=[tensor]))
 
 
 def ended(sock: socket.socket) -> bool:

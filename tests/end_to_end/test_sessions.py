@@ -35,12 +35,6 @@ def device() -> Iterator[Device]:
         yield device
 
 
-@pytest.fixture
-def client(device: Device) -> Iterator[Client]:
-    with device.client() as client:
-        yield client
-
-
 def item(value: float) -> NDArray[np.float32]:
     return np.full(4, value, np.float32)
 

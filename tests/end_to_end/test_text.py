@@ -57,12 +57,6 @@ def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
         yield device
 
 
-@pytest.fixture
-def client(device: Device) -> Iterator[Client]:
-    with device.client() as client:
-        yield client
-
-
 def wanted(client: Client, text: str | bytes | dict[str, object]) -> str:
     return client.labels("intents")[int(client.infer("intents", text)["scores_classes"][0])]  # type: ignore[arg-type]
 

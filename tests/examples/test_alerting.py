@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ from tests.support.servers.prometheus import alertmanager, exporter_process, pro
 
 FOLDER = ROOT / "examples" / "telemetry"
 Heard = list[tuple[str, bytes]]
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
 
 
 def shipped(name: str, *replaced: tuple[str, str]) -> str:

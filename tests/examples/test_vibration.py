@@ -52,12 +52,6 @@ def device(request: pytest.FixtureRequest, bundle: Built) -> Iterator[Device]:
         yield device
 
 
-@pytest.fixture
-def client(device: Device) -> Iterator[Client]:
-    with device.client() as client:
-        yield client
-
-
 def states(client: Client, signals: NDArray[np.generic]) -> list[str]:
     names = client.labels("vibration")
     return [names[i] for i in client.infer("vibration", signals)["scores_classes"].ravel()]

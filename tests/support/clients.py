@@ -19,6 +19,7 @@ from edgert.errors import EdgeRTError
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
 from tests.support.devices import WAIT_S_MAX, Device, wait_until
+from tests.support.frames import infer_frame
 
 PAUSE_S = 0.004  # each client waits so long, so that the load leaves processor time to the tested process
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -90,8 +91,7 @@ def greeted(device: Device) -> socket.socket:
 
 def request(request_id: int = 1, array: NDArray[np.float32] = ITEM) -> bytes:
     """Return an INFER frame."""
-    tensor = wire.OutTensor(wire.descriptor(0, "FP32", array.shape, array.nbytes), array.tobytes())
-    return b"".join(wire.frame(wire.INFER, request_id=request_id, tensors=[tensor]))
+    return infer_frame(array, request_id=request_id)
 
 
 def read_frame(sock: socket.socket) -> wire.Frame:

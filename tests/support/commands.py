@@ -9,8 +9,10 @@ from typing import Any
 import click
 import pytest
 
+from edgert.bundle.signing import SigningKey, new_key, write_key_pair
 from edgert.cli import main as edgertd
 from edgert_deploy.cli import main
+from edgert_deploy.common.keys import key_paths
 
 
 class Edgert:
@@ -25,6 +27,13 @@ class Edgert:
         code = main([*map(str, words), "--json"])
         out, self.stderr = self._capfd.readouterr()
         return code, json.loads(out)
+
+
+def own_key(folder: Path, name: str = "default") -> SigningKey:
+    """Make a key of the user, whose configuration is in `folder`/conf."""
+    key = new_key()
+    write_key_pair(key, *key_paths(folder / "conf" / "keys", name))
+    return key
 
 
 def commands_of(group: click.Group) -> list[tuple[list[str], click.Command]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -17,10 +17,12 @@ from edgert.telemetry.mqtt import Connection
 from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.sketch import Sketch
 from edgert.telemetry.spans import RequestSpan
+from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
+from edgert_deploy.fleet.subscriber import Listener
 from edgert_deploy.fleet.ui.fleet_state import FleetState
 from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.brokers import Broker
@@ -148,8 +150,7 @@ def recording(url: str, now_ms: int = NOW_MS) -> Iterator[Callable[[Sent], Recor
         recorder = Recorder(store, lambda: now_ms)
 
         def take(sent: Sent) -> Recorder:
-            for topic, payload in sent:
-                recorder.apply(topic, payload, False, 0.0)
+            feed(recorder, sent)
             recorder.flush()
             return recorder
 
@@ -183,11 +184,30 @@ class Watched(FleetState):
         self.wall_ms = NOW_MS
 
 
-def feed(fleet_state: Watched, sent: Sent, now: float = 1000.0, wall_ms: int = NOW_MS) -> None:
-    """Apply messages to the state."""
+def tell(fleet_state: Watched, sent: Sent, now: float = 1000.0, wall_ms: int = NOW_MS) -> None:
+    """Apply messages to the state at `wall_ms`."""
     fleet_state.wall_ms = wall_ms
+    feed(fleet_state, sent, now)
+
+
+def feed(listener: Listener, sent: Iterable[tuple[str, bytes]], now: float = 0.0, *, retained: bool = False) -> None:
+    """Apply messages to a listener."""
     for topic, payload in sent:
-        fleet_state.apply(topic, payload, False, now)
+        listener.apply(topic, payload, retained, now)
+
+
+def an_exporter(by: str = "site,model,version,profile") -> Exporter:
+    return Exporter("b1", tuple(by.split(",")), wall_clock=lambda: 1_790_000_000.0)
+
+
+def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
+    """Return the sum of the groups of all exporters: their latencies, and their counters."""
+    total, counters = Sketch(), [0, 0, 0, 0]
+    for exporter in exporters:
+        for group in exporter.groups.values():
+            total.merge(group.latency)
+            counters = [a + b for a, b in zip(counters, group.counters, strict=True)]
+    return total, counters
 
 
 def changed(sent: Sent, **fields: Any) -> Sent:

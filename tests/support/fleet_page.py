@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import subprocess
@@ -21,6 +22,16 @@ from tests.support.servers.browser import Page
 def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
     said = messages.envelope(ts_ms=ts_ms, boot=pi.boot, seq=seq) | fields
     return [(pi.topics.event, messages.dump(said))]
+
+
+def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str = "GET") -> Any:
+    """Return the answer of the page's server; its `body` is the content."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S_MAX)
+    connection.request(verb, path, headers={"Host": f"127.0.0.1:{port}", **(headers or {})})
+    answer = connection.getresponse()
+    answer.body = answer.read()  # type: ignore[attr-defined]
+    connection.close()
+    return answer
 
 
 @contextmanager

@@ -35,6 +35,17 @@ def keep(state: StateDir, path: Path) -> None:
     store.mark_good()
 
 
+def deployed_state(folder: Path, key: SigningKey) -> StateDir:
+    """Return a device's state folder after a bootstrap and a deployment of release 1."""
+    made = StateDir(folder / "state")
+    made.make()
+    made.keys.mkdir()
+    (made.keys / "test.pem").write_bytes(key.public.pem())
+    made.config.write_text('device = "board"\nprofile = "this-machine"\n')
+    keep(made, bundle_of(folder / "bundles", key, 1))
+    return made
+
+
 def slot(state: StateDir) -> dict[str, bytes]:
     """Return all files of the version that was installed last, by their paths."""
     store = SlotStore(state.models / "echo")

@@ -186,13 +186,13 @@ def plan_runtime(
     return replace(plan, base=base.id, changed=changed, send=send, send_bytes=size, disk_bytes=disk)
 
 
+@dataclass(frozen=True)
 class Runtimes:
     """Inspects and changes the runtimes of one device over its transport."""
 
-    def __init__(self, device: Device, transport: Transport, progress: LineSink = lambda _: None) -> None:
-        self.device = device
-        self.transport = transport
-        self.progress = progress
+    device: Device
+    transport: Transport
+    progress: LineSink = lambda _: None
 
     def inspect(self) -> InstalledRuntimes:
         """Return the installed runtimes. End a trial that can no longer succeed. Raises DeviceError."""

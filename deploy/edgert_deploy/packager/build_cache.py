@@ -24,7 +24,6 @@ from edgert_deploy.packager.builders.qdq import Recipe
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-FORMAT = 3
 CODE = Path(__file__).parent  # the code that may change an artifact
 # Fields of a profile that describe a device, not its artifact; every other field is part of the key.
 NOT_BUILT_FROM = frozenset({"name", "description", "engines", "precision", "python", "glibc", "memory_mb", "socket"})
@@ -32,29 +31,39 @@ NOT_BUILT_FROM = frozenset({"name", "description", "engines", "precision", "pyth
 ABOUT_THE_FILE = frozenset({"path", "sha256", "size_bytes"})
 
 
-def cache_key(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, recipe: Recipe | None = None) -> str:
-    """Return the digest of all inputs that determine an artifact, or the harm of layers.
+def inputs_digest(source: SourceModel, calibration: CalibrationSet) -> str:
+    """Return the digest of the model and of the samples that determine the INT8 ranges."""
+    stated = {
+        "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
+        "calibration": arrays_digest({**calibration.inputs, "/lengths": calibration.lengths}),
+    }
+    return _digest(stated)
+
+
+def cache_key(inputs: str, spec: BuildSpec, recipe: Recipe | None = None) -> str:
+    """Return the digest of all that determines an artifact, or the harm of layers.
 
     Args:
+        inputs: The `inputs_digest` of the build.
         spec: The artifact.
-        source: The model.
-        calibration: The samples that determine the INT8 ranges.
         recipe: With a recipe, return the key of the layers' harm by this recipe. With None, return the artifact's key.
     """
     stated = {
-        "format": FORMAT,
+        "inputs": inputs,
         "engine": "sensitivity" if recipe else spec.engine,
         "precision": spec.precision,
         "float_layers": _plain(spec.float_layers),
         "recipe": _plain(recipe) if recipe else spec.recipe,
         "profile": {k: v for k, v in asdict(spec.profile).items() if k not in NOT_BUILT_FROM},
-        "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
-        "calibration": arrays_digest({**calibration.inputs, "/lengths": calibration.lengths}),
         "edgert": [__version__, code_digest(CODE)],
         "libraries": {name: _version(name) for name in builder_for(spec.engine).libraries},
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
+    return _digest(stated)
+
+
+def _digest(stated: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 

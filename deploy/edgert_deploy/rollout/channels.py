@@ -11,6 +11,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX
@@ -72,27 +73,21 @@ class SeenCounters:
             raise ConfigInvalid(f"{self._path} cannot be read: {error}. Remove it, if it is damaged") from error
 
 
+@dataclass(frozen=True)
 class Channels:
     """The channels of one repository.
 
-    Args:
+    Attributes:
         registry: The repository in its registry.
         trusted: The keys whose signatures are accepted.
         seen: The counters that this user has seen.
         clock: Returns Unix time.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        trusted: tuple[PublicKey, ...],
-        seen: SeenCounters,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.registry = registry
-        self._trusted = trusted
-        self._seen = seen
-        self._clock = clock
+    registry: Registry
+    trusted: tuple[PublicKey, ...]
+    seen: SeenCounters
+    clock: Callable[[], float] = time.time
 
     def read(self, channel: str) -> Statement:
         """Return the verified statement of the channel.
@@ -154,7 +149,7 @@ class Channels:
         except NotInRegistry:
             if not begins:
                 raise
-            if counter := self._seen.counter(self.registry.repository, channel):
+            if counter := self.seen.counter(self.registry.repository, channel):
                 raise ConfigInvalid(
                     f"{self.registry.repository} has no channel {channel} any more; this user saw it with counter "
                     f"{counter}. Restore the registry, or start a channel under another name"
@@ -167,7 +162,7 @@ class Channels:
         digest = self.registry.put_manifest(channel_tag(channel), manifest)
         self._check_unchanged(channel, digest)
         try:
-            self._seen.keep(self.registry.repository, channel, statement.counter)
+            self.seen.keep(self.registry.repository, channel, statement.counter)
         except StorageFailed as error:
             raise error.with_message(
                 f"channel {channel} is changed, but its counter {statement.counter} could not be noted: {error.message}. "
@@ -180,25 +175,25 @@ class Channels:
         assert current is not None  # None is only for a caller that knows the digest
         repository = self.registry.repository
         try:
-            statement = read_statement(current[1], channel, self._trusted)
+            statement = read_statement(current[1], channel, self.trusted)
         except SignatureInvalid as error:
-            known = ", ".join(key.key_id for key in self._trusted) or "none"
+            known = ", ".join(key.key_id for key in self.trusted) or "none"
             raise SignatureInvalid(
                 f"channel {channel} in {repository} has no signature of a key that this project knows ({known}): put "
                 "the publisher's public key into the project's keys/, or find out who else may write to the registry"
             ) from error
-        if statement.counter < (counter := self._seen.counter(repository, channel)):
+        if statement.counter < (counter := self.seen.counter(repository, channel)):
             raise ChannelTooOld(
                 f"{repository} has channel {channel} with counter {statement.counter}, but this user saw counter {counter}: the "
                 "registry was restored from an older copy, or is hostile. Restore the newer statement, or use another channel name"
             )
-        self._seen.keep(repository, channel, statement.counter)
+        self.seen.keep(repository, channel, statement.counter)
         return current[0], statement
 
     def _next(
         self, channel: str, before: Statement | None, entries: Entries, lasts_s: float, revoked: tuple[str, ...]
     ) -> Statement:
-        now_s, there_s = self._clock(), self.registry.date_s
+        now_s, there_s = self.clock(), self.registry.date_s
         if there_s is not None and abs(there_s - now_s) > CLOCK_S_MAX:
             raise ConfigInvalid(
                 f"it is {time_text(now_s)} on this host, and {time_text(there_s)} at {self.registry.repository}: set the "

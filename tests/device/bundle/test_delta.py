@@ -23,7 +23,7 @@ from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.rollout.delta import Deltas, DeviceFiles
 from tests.support.bundles import make_null_bundle
-from tests.support.releases import bundle_of, keep, weights
+from tests.support.releases import bundle_of, deployed_state, weights
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,7 @@ def key() -> SigningKey:
 
 @pytest.fixture
 def state(key: SigningKey, tmp_path: Path) -> StateDir:
-    """A device's state folder after a bootstrap and a deployment of release 1."""
-    made = StateDir(tmp_path / "state")
-    made.make()
-    made.keys.mkdir()
-    (made.keys / "test.pem").write_bytes(key.public.pem())
-    made.config.write_text('device = "board"\nprofile = "this-machine"\n')
-    keep(made, bundle_of(tmp_path / "bundles", key, 1))
-    return made
+    return deployed_state(tmp_path, key)
 
 
 def delta_of(bundle: Path, folder: Path, parts: list[tuple[Part, bytes]], **header: Any) -> Path:

@@ -7,7 +7,7 @@ import gc
 import math
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from edgert.errors import (
 from edgert.protocol import wire
 from tests.support.clients import PAUSE_S, halted, run
 from tests.support.devices import WAIT_S_MAX, Device, a_device
-from tests.support.stand_ins.false_daemon import RESULT, WELCOME_FRAME, false_daemon
+from tests.support.stand_ins.false_daemon import RESULT, WELCOME_FRAME, against, false_daemon
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 ONES = [1.0] * 4
@@ -373,15 +373,6 @@ def test_stopping_the_daemon_answers_or_refuses_every_request() -> None:
 
 
 # --- against simulated daemons ------------------------------------------------------------------
-
-
-def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scripts: list[bytes | None]) -> None:
-    async def connected(path: Path) -> None:
-        async with AsyncClient(path, timeout_s=WAIT_S_MAX) as asking:
-            await test(asking)
-
-    with false_daemon(folder, *scripts) as path:
-        run(connected(path))
 
 
 def test_a_request_is_repeated_after_moved_and_never_after_a_lost_worker(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +21,11 @@ from edgert.errors import (
 from edgert.protocol import wire
 from tests.support.clients import run
 from tests.support.devices import WAIT_S_MAX
-from tests.support.stand_ins.false_daemon import RESULT, WELCOME_FRAME, changed, false_daemon
+from tests.support.stand_ins.false_daemon import RESULT, WELCOME_FRAME, against, changed
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 ONES = [1.0] * 4
 MOVED = wire.json_frame(wire.MOVED, {})
-
-
-def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scripts: list[bytes | None]) -> None:
-    async def connected(path: Path) -> None:
-        async with AsyncClient(path, timeout_s=WAIT_S_MAX) as asking:
-            await test(asking)
-
-    with false_daemon(folder, *scripts) as path:
-        run(connected(path))
 
 
 @pytest.mark.parametrize("ending", [MOVED, None], ids=["moved", "closed"])

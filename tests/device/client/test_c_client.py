@@ -23,11 +23,11 @@ import pytest
 import edgert
 from edgert.errors import ProtocolError, Unavailable
 from edgert.protocol import wire
-from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.sharing import SharedArea
 from edgert.tensors import NUMPY_NAMES
 from tests.support.clients import halted
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
+from tests.support.frames import complete
 from tests.support.paths import ROOT
 from tests.support.protocol_vectors import KINDS, VECTORS
 from tests.support.stand_ins.false_daemon import RESULT, WELCOME, WELCOME_FRAME, changed, false_daemon
@@ -249,9 +249,7 @@ def test_c_and_python_accept_the_same_frames(codec: Lines) -> None:
 
 
 def decoded_or_incomplete(data: bytes) -> dict[str, Any]:
-    frames = FrameBuffer(size_bytes=len(data) + 64)
-    frames.room[: len(data)] = data
-    frame = frames.feed(len(data))
+    frame = complete(data)
     return {} if frame is None else {"kind": frame.kind}
 
 

@@ -27,15 +27,12 @@ from edgert_deploy.packager.builders import Artifact, BuildSpec, Precision, tfli
 from edgert_deploy.packager.builders.tflite import ONE_BY_ONE, TFLiteBuilder
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
+from tests.support import models
 
 PROFILE = DeviceProfile("test", "", (), ("tflite",), "int8", "3.10", "2.34", 512, "/run/edgert.sock")
 CNN = "c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p) y = Gemm(f, v) z = Sigmoid(y)"
 ITEM = (3, 8, 8)
 BUCKETS = (1, 4, 8)
-
-
-def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
 
 
 def source_of(
@@ -45,7 +42,7 @@ def source_of(
     **constants: NDArray[Any],
 ) -> SourceModel:
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => ({outputs}) {{ {body} }}')
-    for name, array in (constants or {"w": random(6, 3, 3, 3), "v": random(6, 5)}).items():
+    for name, array in (constants or {"w": models.random(6, 3, 3, 3), "v": models.random(6, 5)}).items():
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     specs = [tuple(map(_spec, values)) for values in (model.graph.input, model.graph.output)]
     return SourceModel(Path("model.onnx"), model, "0" * 64, model.ByteSize(), specs[0], specs[1])
@@ -58,7 +55,7 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def samples_of(source: SourceModel, count: int = 40) -> CalibrationSet:
-    return CalibrationSet({spec.name: random(count, *spec.item_shape) for spec in source.inputs}, None)
+    return CalibrationSet({spec.name: models.random(count, *spec.item_shape) for spec in source.inputs}, None)
 
 
 def build(source: SourceModel, out_dir: Path, precision: Precision = "fp32") -> Artifact:
@@ -81,7 +78,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path) -> Session:
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7, 8, 19])
 def test_a_batch_gives_the_answers_of_its_single_items(session: Session, count: int) -> None:
-    images = random(count, *ITEM, seed=1)
+    images = models.random(count, *ITEM, seed=1)
     alone = [session.run([images[i : i + 1]]) for i in range(count)]
     for answers, parts in zip(session.run([images]), zip(*alone, strict=True), strict=True):
         assert answers.shape == (count, 5)
@@ -89,7 +86,7 @@ def test_a_batch_gives_the_answers_of_its_single_items(session: Session, count: 
 
 
 def test_rows_of_an_earlier_larger_batch_leave_no_trace(session: Session) -> None:
-    few = random(2, *ITEM, seed=1)
+    few = models.random(2, *ITEM, seed=1)
     before = session.run([few])
     session.run([np.full((3, *ITEM), 1e6, np.float32)])
     for one, other in zip(before, session.run([few]), strict=True):
@@ -97,15 +94,15 @@ def test_rows_of_an_earlier_larger_batch_leave_no_trace(session: Session) -> Non
 
 
 def test_outputs_come_in_the_contract_s_order(session: Session) -> None:
-    z, y = session.run([random(1, *ITEM)])
+    z, y = session.run([models.random(1, *ITEM)])
     np.testing.assert_allclose(z, 1 / (1 + np.exp(-y)), atol=0.01)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_answer_does_not_change_with_the_next_run(session: Session, count: int) -> None:
-    answers = session.run([random(count, *ITEM, seed=1)])
+    answers = session.run([models.random(count, *ITEM, seed=1)])
     copies = [answer.copy() for answer in answers]
-    session.run([random(count, *ITEM, seed=2)])
+    session.run([models.random(count, *ITEM, seed=2)])
     for answer, copy in zip(answers, copies, strict=True):
         np.testing.assert_array_equal(answer, copy)
         assert answer.flags.c_contiguous
@@ -114,16 +111,18 @@ def test_an_answer_does_not_change_with_the_next_run(session: Session, count: in
 
 def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
     inputs = "float[N,4] a, float[N,4] b"
-    source = source_of("y = Sub(a, k) z = Sub(b, y)", inputs, "float[N,4] z, float[N,4] y", k=random(4))
+    source = source_of("y = Sub(a, k) z = Sub(b, y)", inputs, "float[N,4] z, float[N,4] y", k=models.random(4))
     path = build(source, tmp_path).path
     turned = SourceModel(source.path, source.proto, "", 0, source.inputs[::-1], source.outputs[::-1])
-    a, b = random(3, 4, seed=1), random(3, 4, seed=2)
+    a, b = models.random(3, 4, seed=1), models.random(3, 4, seed=2)
     for one, other in zip(load(source, path).run([a, b]), load(turned, path).run([b, a])[::-1], strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_token_ids_are_padded_with_valid_ids(tmp_path: Path) -> None:
-    source = source_of("e = Gather(t, x) y = ReduceMean<axes=[1]>(e)", "int64[N,3] x", "float[N,1,6] y", t=random(7, 6))
+    source = source_of(
+        "e = Gather(t, x) y = ReduceMean<axes=[1]>(e)", "int64[N,3] x", "float[N,1,6] y", t=models.random(7, 6)
+    )
     calibration = CalibrationSet({"x": np.zeros((4, 3), np.int64)}, None)
     path = (
         TFLiteBuilder().build(BuildSpec("tflite", "int8", PROFILE), source, calibration, tmp_path, lambda _: None).path
@@ -134,37 +133,37 @@ def test_token_ids_are_padded_with_valid_ids(tmp_path: Path) -> None:
 
 
 def test_a_model_with_a_fixed_batch_runs_only_this_batch(tmp_path: Path) -> None:
-    source = source_of("y = Softmax(x)", "float[2,4] x", "float[2,4] y", unused=random(1))
+    source = source_of("y = Softmax(x)", "float[2,4] x", "float[2,4] y", unused=models.random(1))
     session = load(source, build(source, tmp_path, "int8").path)
-    (answer,) = session.run([random(2, 4)])
+    (answer,) = session.run([models.random(2, 4)])
     np.testing.assert_allclose(answer.sum(axis=1), 1, atol=0.02)
     with pytest.raises(EngineFailed):
-        session.run([random(3, 4)])
+        session.run([models.random(3, 4)])
 
 
 def test_answers_without_a_batch_axis_are_not_padded(tmp_path: Path) -> None:
-    source = source_of("y = ReduceMax<axes=[0], keepdims=0>(x)", "float[N,4] x", "float[4] y", unused=random(1))
+    source = source_of("y = ReduceMax<axes=[0], keepdims=0>(x)", "float[N,4] x", "float[4] y", unused=models.random(1))
     session = load(source, build(source, tmp_path).path)
     for count in (1, 3, 20, 2):
-        rows = -1 - np.abs(random(count, 4))  # a padded row of zeros would have the largest value
+        rows = -1 - np.abs(models.random(count, 4))  # a padded row of zeros would have the largest value
         np.testing.assert_array_equal(session.run([rows])[0], rows.max(axis=0))
 
 
 @pytest.mark.parametrize(
     "tensor",
-    [random(1, 3, 8, 9), random(1, 3, 8, 8).astype(np.float64), random(1, 192)],
+    [models.random(1, 3, 8, 9), models.random(1, 3, 8, 8).astype(np.float64), models.random(1, 192)],
     ids=["shape", "dtype", "rank"],
 )
 def test_a_wrong_tensor_is_refused_and_the_session_continues(session: Session, tensor: NDArray[Any]) -> None:
     with pytest.raises(EngineFailed, match=r"model\.tflite"):
         session.run([tensor])
-    assert session.run([random(1, *ITEM)])[0].shape == (1, 5)
+    assert session.run([models.random(1, *ITEM)])[0].shape == (1, 5)
 
 
 def test_a_closed_session_refuses_runs(session: Session) -> None:
     session.close()
     with pytest.raises(EngineFailed, match="closed"):
-        session.run([random(1, *ITEM)])
+        session.run([models.random(1, *ITEM)])
 
 
 def test_a_file_that_is_not_a_model_does_not_load(tmp_path: Path) -> None:
@@ -198,7 +197,7 @@ def test_two_builds_give_the_same_bytes(tmp_path: Path, precision: Precision) ->
 
 
 def test_int8_is_smaller(tmp_path: Path) -> None:
-    source = source_of("y = MatMul(x, w)", "float[N,64] x", "float[N,256] y", w=random(64, 256))
+    source = source_of("y = MatMul(x, w)", "float[N,64] x", "float[N,256] y", w=models.random(64, 256))
     sizes = [build(source, tmp_path / p, p).path.stat().st_size for p in ("fp32", "int8")]
     assert sizes[1] < sizes[0] / 2
 
@@ -207,12 +206,12 @@ def test_int8_is_smaller(tmp_path: Path) -> None:
 def test_items_run_one_by_one_if_the_lowering_needs_a_fixed_batch(tmp_path: Path, buckets: tuple[int, ...]) -> None:
     """GatherElements needs the length of the batch, which the model leaves open."""
     source = source_of(
-        "y = GatherElements<axis=1>(x, i)", "float[N,3] x, int64[N,2] i", "float[N,2] y", unused=random(1)
+        "y = GatherElements<axis=1>(x, i)", "float[N,3] x, int64[N,2] i", "float[N,2] y", unused=models.random(1)
     )
     artifact = build(source, tmp_path)
     assert artifact.remarks == (ONE_BY_ONE,)
     session = load(source, artifact.path, buckets)
-    x, places = random(5, 3), np.array([[0, 2], [1, 1], [2, 0], [2, 2], [0, 1]])
+    x, places = models.random(5, 3), np.array([[0, 2], [1, 1], [2, 0], [2, 2], [0, 1]])
     for count in (1, 3, 5):
         (answer,) = session.run([x[:count], places[:count]])
         np.testing.assert_array_equal(answer, np.take_along_axis(x, places, 1)[:count])
@@ -226,7 +225,7 @@ def test_items_run_one_by_one_if_the_interpreter_refuses_a_larger_batch(
     monkeypatch.setattr(tflite, "TRIAL_BATCHES", (1, -2))  # the interpreter refuses a batch of -2
     single = build(source, tmp_path / "single")
     assert (batched.remarks, single.remarks) == ((), (ONE_BY_ONE,))
-    images = random(5, *ITEM, seed=1)
+    images = models.random(5, *ITEM, seed=1)
     answers = (load(source, artifact.path).run([images]) for artifact in (batched, single))
     for one, other in zip(*answers, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -21,16 +21,10 @@ from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device, a_device, wait_until
 from tests.support.devices import events as sent_events
-from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.servers.hostile_registry import HostileRegistry
 from tests.support.stand_ins.following import Events, failure_of, followed, following
 
 pytestmark = pytest.mark.usefixtures("edgertd_is_forked")
-
-
-@pytest.fixture
-def registry() -> Iterator[HostileRegistry]:
-    with hostile_registry() as running:
-        yield running
 
 
 @pytest.fixture

@@ -25,19 +25,13 @@ from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.devices import Device
 from tests.support.runtime_homes import FIRST, release_of, stand_in_home
-from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
+from tests.support.servers.hostile_registry import HostileRegistry
 from tests.support.stand_ins.following import Events, failure_of, followed, following
 
 NEW, OTHER = "2" * 16, "3" * 16
 ENTRY = Entry(RUNTIME, 4, *("0" * 64,) * 3)
 BYTES = b"a wheel"
 NOBODY = 65534
-
-
-@pytest.fixture
-def registry() -> Iterator[HostileRegistry]:
-    with hostile_registry() as running:
-        yield running
 
 
 @pytest.fixture

@@ -15,17 +15,8 @@ from numpy.typing import NDArray
 from edgert.errors import Overloaded, ProtocolError
 from edgert.protocol import wire
 from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.tensors import DATATYPES, NUMPY_NAMES
-
-
-def out(number: int, array: NDArray[Any]) -> wire.OutTensor:
-    described = wire.descriptor(number, DATATYPES[array.dtype.name], array.shape, array.nbytes)
-    return wire.OutTensor(described, array.tobytes())
-
-
-def infer_frame(*arrays: NDArray[Any], meta: bytes = b"", request_id: int = 7) -> bytes:
-    tensors = [out(i, array) for i, array in enumerate(arrays)]
-    return b"".join(wire.frame(wire.INFER, request_id=request_id, meta=meta, tensors=tensors))
+from edgert.tensors import NUMPY_NAMES
+from tests.support.frames import complete, infer_frame
 
 
 def feed(frames: FrameBuffer, data: bytes, chunk: int) -> list[tuple[int, int, list[NDArray[Any]]]]:
@@ -43,12 +34,6 @@ def feed(frames: FrameBuffer, data: bytes, chunk: int) -> list[tuple[int, int, l
             found.append((frame.kind, frame.request_id, arrays))
             frame = frames.feed(0) if frames.more else None
     return found
-
-
-def complete(data: bytes, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> wire.Frame | None:
-    frames = FrameBuffer(frame_bytes_max, size_bytes=len(data) + 64)
-    frames.room[: len(data)] = data
-    return frames.feed(len(data))
 
 
 shapes = st.lists(st.integers(0, 5), max_size=8).map(tuple)

@@ -10,18 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.protocol import wire
-from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.frame_builder import KEPT_BYTES_MAX, FrameBuilder
+from tests.support.frames import complete
 
 NUMBERS = (0, 2)
 
 
 def read(parts: Sequence[wire.Buffer], shared: memoryview | None = None) -> wire.Frame:
-    data = b"".join(parts)
-    frames = FrameBuffer(size_bytes=len(data) + 64)
-    frames.shared = shared
-    frames.room[: len(data)] = data
-    frame = frames.feed(len(data))
+    frame = complete(b"".join(parts), shared=shared)
     assert frame is not None
     return frame
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.protocol.hello import NO_FLAGS, HelloFlags, hello_frame
+from tests.support.frames import complete
 
 
 @pytest.mark.parametrize("flags", [NO_FLAGS, HelloFlags(shared=True), HelloFlags(True, True, True)])
 def test_the_flags_of_a_hello_are_read_back_unchanged(flags: HelloFlags) -> None:
-    data = hello_frame("digits", flags)
-    buffer = FrameBuffer()
-    buffer.room[: len(data)] = data
-    frame = buffer.feed(len(data))
+    frame = complete(hello_frame("digits", flags))
     assert frame is not None
     assert frame.json()["model"] == "digits"
     assert HelloFlags.from_json(frame.json()) == flags

@@ -9,8 +9,8 @@ import pytest
 
 from edgert.errors import ProtocolError
 from edgert.protocol import wire
-from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.tensors import DATATYPES, NUMPY_NAMES
+from edgert.tensors import NUMPY_NAMES
+from tests.support.frames import complete, out
 from tests.support.protocol_vectors import DOCS, KINDS, VECTORS
 
 
@@ -23,8 +23,7 @@ def encoded(vector: dict[str, Any], flags: int | None = None) -> list[wire.Buffe
     tensors = []
     for tensor in vector["tensors"]:
         array = np.array(tensor["values"], NUMPY_NAMES[tensor["datatype"]]).reshape(tensor["shape"])
-        described = wire.descriptor(tensor["number"], DATATYPES[array.dtype.name], array.shape, array.nbytes)
-        tensors.append(wire.OutTensor(described, array.tobytes()))
+        tensors.append(out(tensor["number"], array))
     return wire.frame(
         KINDS[vector["kind"]],
         flags=vector["flags"] if flags is None else flags,
@@ -36,10 +35,7 @@ def encoded(vector: dict[str, Any], flags: int | None = None) -> list[wire.Buffe
 
 def decoded(data: bytes, shared: bytes | None = None) -> dict[str, Any]:
     """Read a whole frame into the fields of a vector. `shared` is memory from offset 64 of a half."""
-    frames = FrameBuffer(size_bytes=len(data) + 64)
-    frames.shared = None if shared is None else memoryview(bytes(64) + shared)
-    frames.room[: len(data)] = data
-    frame = frames.feed(len(data))
+    frame = complete(data, shared=None if shared is None else memoryview(bytes(64) + shared))
     assert frame is not None
     return {
         "kind": next(name for name, kind in KINDS.items() if kind == frame.kind),

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgert.errors import BundleCorrupt, EdgeRTError, Overloaded, ProtocolError, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.arrays import from_wire
-from edgert.protocol.frame_buffer import FrameBuffer
-from edgert.tensors import DATATYPES
-
-
-def out(number: int, array: NDArray[Any]) -> wire.OutTensor:
-    described = wire.descriptor(number, DATATYPES[array.dtype.name], array.shape, array.nbytes)
-    return wire.OutTensor(described, array.tobytes())
-
-
-def infer_frame(*arrays: NDArray[Any], meta: bytes = b"", request_id: int = 7) -> bytes:
-    tensors = [out(i, array) for i, array in enumerate(arrays)]
-    return b"".join(wire.frame(wire.INFER, request_id=request_id, meta=meta, tensors=tensors))
-
-
-def complete(data: bytes, frame_bytes_max: int = wire.FRAME_BYTES_MAX) -> wire.Frame | None:
-    frames = FrameBuffer(frame_bytes_max, size_bytes=len(data) + 64)
-    frames.room[: len(data)] = data
-    return frames.feed(len(data))
+from tests.support.frames import complete, infer_frame
 
 
 @pytest.mark.parametrize("error", [Overloaded("full", retry_after_s=0.25), WorkerLost("gone"), ProtocolError("bad")])

@@ -36,18 +36,6 @@ from tests.support.stand_ins.forwarder import HIST, TOPICS, ForwardingDevice, Li
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path_factory.mktemp("secured"), secured=True) as running:
-        yield running
-
-
-@pytest.fixture
 def listen(broker: Broker) -> Iterator[Callable[..., Listener]]:
     started: list[Listener] = []
 

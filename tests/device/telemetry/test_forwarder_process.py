@@ -31,12 +31,6 @@ from tests.support.stand_ins.forwarder import TOPICS, Listener, append_to
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
-
-
-@pytest.fixture
 def listener(broker: Broker) -> Iterator[Listener]:
     listening = Listener(broker.settings)
     yield listening

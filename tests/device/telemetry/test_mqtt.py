@@ -19,18 +19,6 @@ from tests.support.servers.brokers import Broker
 from tests.support.servers.ports import free_port
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path_factory.mktemp("secured"), secured=True) as running:
-        yield running
-
-
 def test_a_wrong_password_is_refused_with_the_next_step(tmp_path: Path, secured: Broker) -> None:
     wrong = tmp_path / "password"
     wrong.write_text("wrong\n")

@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgert.bundle.signing import new_key, write_key_pair
-from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import make_null_bundle
-from tests.support.commands import Edgert, stop
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
+from tests.support.commands import Edgert, own_key, stop
 
 
 @pytest.fixture
@@ -38,8 +29,7 @@ def edgert(capfd: pytest.CaptureFixture[str], edgertd_is_forked: None) -> Edgert
 @pytest.fixture
 def here(edgert: Edgert, inventory: Inventory, tmp_path: Path) -> Iterator[Path]:
     """Add a local device `here`, not bootstrapped yet. Return a folder with three bundles of the user's key."""
-    key = new_key()
-    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    key = own_key(tmp_path)
     assert edgert("device", "add", "here", "--local", "dev")[0] == 0
     for release in (1, 2, 3):
         make_null_bundle(tmp_path / "b", key, release=release)

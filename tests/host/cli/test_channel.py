@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from edgert.bundle.signing import SigningKey, new_key, write_key_pair
+from edgert.bundle.signing import SigningKey
 from edgert.telemetry.messages import hint_topic
 from edgert.telemetry.mqtt import Connection
 from edgert_deploy.cli import main
 from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
 from tests.support.bundles import make_null_bundle
-from tests.support.commands import Edgert
+from tests.support.commands import Edgert, own_key
 from tests.support.devices import wait_until
 from tests.support.fleet import Pi, record
 from tests.support.servers.brokers import Broker
@@ -35,8 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]
 @pytest.fixture
 def project(inventory: Inventory, tmp_path: Path, server: RegistryServer) -> SigningKey:
     """A project with a repository of the test's own and a key."""
-    key = new_key()
-    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    key = own_key(tmp_path)
     name = f"oci://localhost:{server.port}/{tmp_path.name.replace('_', '-').strip('-').lower()}"
     (tmp_path / "edgert.toml").write_text(
         f'[registry]\naddress = "{name}"\nca = "{server.ca}"\nlogin = "{server.login_file}"\n'
@@ -101,8 +100,7 @@ def test_a_channel_can_be_renewed_and_resumed_and_can_lose_a_model(
     project: SigningKey, edgert: Edgert, tmp_path: Path
 ) -> None:
     assert edgert("publish", "digits-1.edgert", "--channel", "stable")[0] == 0
-    second = new_key()
-    write_key_pair(second, *key_paths(tmp_path / "conf" / "keys", "second"))
+    own_key(tmp_path, "second")
     own = project.public.key_id
     code, answer = edgert("channel", "renew", "stable", "--revoke", own)
     assert code == 5  # a key cannot revoke itself

@@ -16,16 +16,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edgert.bundle.signing import new_key, write_key_pair
+from edgert.bundle.signing import new_key
 from edgert.cli import edgertd
 from edgert.cli.command import Group, main_with_errors
 from edgert.cli.output import progress
 from edgert_deploy.cli import edgert, main
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
 from tests.support.bundles import make_null_bundle
-from tests.support.commands import Edgert, commands_of
+from tests.support.commands import Edgert, commands_of, own_key
 from tests.support.paths import ROOT
 from tests.support.shell import EDGERT, environment_of
 
@@ -98,8 +97,7 @@ def test_a_missing_file_ends_with_exit_code_4_before_a_device_is_asked(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """The device is unreachable: exit code 6 would mean an attempt to connect."""
-    key = new_key()
-    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    key = own_key(tmp_path)
     make_null_bundle(tmp_path, key).rename(tmp_path / "there.edgert")
     inventory.add(FAR)
     code, answer = edgert(*words)

@@ -12,9 +12,8 @@ from click.shell_completion import ShellComplete
 
 from edgert_deploy.cli import edgert, main
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
-from edgert_deploy.rollout.waves import Strategy
+from tests.support.rollouts import ROLLOUT
 
 
 @pytest.fixture
@@ -77,20 +76,7 @@ def test_the_completion_uses_the_inventory_of_the_command_line(inventory: Invent
 
 
 def test_models_and_profiles_are_completed(inventory: Inventory, tmp_path: Path) -> None:
-    strategy = Strategy.parse(0, "", None, 8, 0)
-    RolloutStore(tmp_path / "conf" / "rollouts").write(
-        Rollout(
-            id="digits-r1-1",
-            bundle="b",
-            digest="d",
-            model="digits",
-            release=1,
-            inventory="i",
-            devices=("kitchen",),
-            strategy=strategy,
-            trial_s=60.0,
-        )
-    )
+    RolloutStore(tmp_path / "conf" / "rollouts").write(replace(ROLLOUT, model="digits"))
     assert completed("rollback", "d") == ["digits"]
     assert completed("fleet", "query", "--model", "") == ["digits"]
     assert "digits" in completed("bench", "")

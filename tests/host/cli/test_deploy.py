@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from edgert.bundle.signing import new_key, write_key_pair
+from edgert.bundle.signing import new_key
 from edgert.cli import main as edgertd
 from edgert.state_dir import StateDir
 from edgert.versions.claims import Claims
 from edgert_deploy.cli import main
-from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
 from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
-from tests.support.commands import Edgert, live, stop
+from tests.support.commands import Edgert, live, own_key, stop
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 from tests.support.paths import ROOT
 from tests.support.servers.ports import free_port
@@ -102,8 +101,7 @@ def test_a_damaged_bundle_is_refused_before_a_device_is_asked(
 def test_a_device_that_does_not_answer_does_not_delay_the_others(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice, tmp_path: Path
 ) -> None:
-    key = new_key()
-    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    key = own_key(tmp_path)
     edgert("device", "add", "here", "--local", "dev")
     inventory.add(sshd.device("gone", port=free_port()))
     bundle = make_null_bundle(tmp_path / "b", key)
@@ -133,8 +131,7 @@ def test_a_device_that_does_not_answer_does_not_delay_the_others(
 def test_a_release_that_was_trained_worse_does_not_go_live_silently(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    key = new_key()
-    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    key = own_key(tmp_path)
     edgert("device", "add", "here", "--local", "dev")
     bundles = [make_null_bundle(tmp_path / "b", key, release=r, score=s) for r, s in ((1, 0.99), (2, 0.93), (3, 0.97))]
     told = "release 2 of echo scored 0.9300 at its build (top1, 2 samples); release 1, live before, scored 0.9900"

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgert.bundle.signing import new_key, write_key_pair
 from edgert_deploy.cli import main
-from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
-from tests.support.commands import Edgert
+from tests.support.commands import Edgert, own_key
 from tests.support.servers.ports import free_port
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKtJ2Zk1O1N7xVq8M2oPpN3kQ0m4b1sUq3bF0hYy9a1T"
@@ -23,7 +21,7 @@ def fleet(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A correct host without an SSH agent and without devices."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "default"))
+    own_key(tmp_path)
     return inventory
 
 

@@ -10,11 +10,9 @@ import pytest
 
 import edgert
 from edgert.bundle.runtime_release import read_runtime
-from edgert.bundle.signing import new_key, write_key_pair
 from edgert.names import RUNTIME
 from edgert.registry.client import Blob
-from edgert_deploy.common.keys import key_paths
-from tests.support.commands import Edgert
+from tests.support.commands import Edgert, own_key
 from tests.support.servers.registries import RegistryServer
 
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -35,11 +33,10 @@ socket = "/run/edgert/edgert.sock"
 def test_a_runtime_is_published_once_and_can_be_offered_and_promoted_and_halted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    edgert_, key = Edgert(capfd), new_key()
+    edgert_, key = Edgert(capfd), own_key(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles/tiny.toml").write_text(PROFILE)
     chosen = ("--profile", "tiny", "--python", PYTHON)

@@ -30,12 +30,6 @@ from tests.support.servers.ports import free_port
 QUICK = LinkLimits(connect_s=60, keepalive_s=1, dead_after_s=60.0, attempts=3, pauses_s=(0.05,))
 
 
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-
-
 @pytest.fixture(params=sorted(TRANSPORTS))
 def transport(request: pytest.FixtureRequest, sshd: SshDevice, tmp_path: Path) -> Iterator[Transport]:
     if request.param == "ssh":

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgert.bundle.signing import new_key, write_key_pair
-from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
-from hil.support.sshd import SshDevice, running_sshd
 from tests.support import devices
+from tests.support.commands import own_key
 from tests.support.devices import a_device
 
 
@@ -22,7 +20,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("EDGERT_CONFIG_DIR", str(tmp_path / "conf"))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "default"))
+    own_key(tmp_path)
     return Inventory(tmp_path / "conf" / "inventory.toml")
 
 
@@ -31,9 +29,3 @@ def daemon() -> Iterator[devices.Device]:
     with a_device() as device:
         device.deploy()
         yield device
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server

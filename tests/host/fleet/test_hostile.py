@@ -31,7 +31,7 @@ from edgert_deploy.fleet.ui.fleet_state import Filter, FleetState
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.rollout.rollout_store import RolloutStore
-from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, feed, record
 
 ESCAPE = "\x1b[2J[/red]<img>"
 VALUES = (float("nan"), float("inf"), 10**400, -(10**400), 2**63, 1e300, -1, None, True, "", ESCAPE, "x" * 70)
@@ -99,8 +99,7 @@ def test_prometheus_can_read_an_exporters_page_with_hostile_reports() -> None:
     for by in (("site", "model", "version"), ("site", "device", "model")):
         exporter = Exporter("b1", by, wall_clock=lambda: 0.0)
         exposition = Exposition(exporter)
-        for topic, payload in spoilt():
-            exporter.apply(topic, payload, False, 0.0)
+        feed(exporter, spoilt())
         text = exposition.text()
         assert exposition.protobuf()
         assert "\x1b" not in text
@@ -121,8 +120,7 @@ def test_the_terminal_gets_no_control_characters() -> None:
 def test_an_odd_window_of_one_device_does_not_change_the_trend_of_others(window_s: float) -> None:
     state, honest = LivePercentiles(), Pi("honest")
     for minute in range(3):
-        for message in honest.window(NOW_MS + minute * 60_000, [1.0]):
-            state.apply(*message, False, minute * 60.0)
+        feed(state, honest.window(NOW_MS + minute * 60_000, [1.0]), minute * 60.0)
     before = state.rows(180.0)
     for topic, payload in Pi("other").window(NOW_MS, [1.0]):
         state.apply(topic, json.dumps({**json.loads(payload), "window_s": window_s}).encode(), True, 180.0)
@@ -133,8 +131,7 @@ def test_an_odd_window_of_one_device_does_not_change_the_trend_of_others(window_
 
 def test_a_browser_can_read_the_json_of_the_page(tmp_path: Path) -> None:
     fleet_state = FleetState(lambda: NOW_MS)
-    for message in Pi("pi-1").info():
-        fleet_state.apply(*message, False, 0.0)
+    feed(fleet_state, Pi("pi-1").info())
     hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: 0.0, lambda: NOW_MS)
     answers = Answers(hub, None)  # type: ignore[arg-type]
     for topic, payload in spoilt():
@@ -143,8 +140,7 @@ def test_a_browser_can_read_the_json_of_the_page(tmp_path: Path) -> None:
         strict([hub.view(Filter()).whole(), answers.devices({})])
         with contextlib.suppress(NotFound):  # an empty retained message removes the device
             strict(answers.device({"site": "plant-a", "device": "pi-1"}))
-    for message in Pi("pi-1").info():
-        fleet_state.apply(*message, False, 0.0)
+    feed(fleet_state, Pi("pi-1").info())
     seen = fleet_state.view_of("plant-a", "pi-1", 0.0)
     assert seen is not None
     assert 0 <= seen.since_ms <= NOW_MS + 300_000
@@ -239,12 +235,10 @@ def test_large_reports_fill_no_memory_while_the_store_refuses_them(
     large = [
         (topic, payload[:-1] + b',"x":"' + b"x" * 50_000 + b'"}') for topic, payload in Pi("pi-1").window(NOW_MS, [1.0])
     ]
-    for message in [*large, *Pi("pi-2").window(NOW_MS, [1.0])]:
-        recorder.apply(*message, False, 0.0)
+    feed(recorder, [*large, *Pi("pi-2").window(NOW_MS, [1.0])])
     assert (recorder.waiting, recorder.dropped) == (2, 2)
     recorder.flush()
-    for message in Pi("pi-2").window(NOW_MS, [1.0]):
-        recorder.apply(*message, False, 0.0)
+    feed(recorder, Pi("pi-2").window(NOW_MS, [1.0]))
     recorder.flush()
     assert (recorder.recorded, recorder.dropped) == (4, 2)
 
@@ -255,8 +249,7 @@ def test_an_odd_report_does_not_delay_later_ones(tmp_path: Path) -> None:
     recorder = Recorder(store, lambda: NOW_MS)
     recorder.apply("edgert/v1/plant-a/pi-1/status", b"garbage", False, 0.0)
     recorder.flush()
-    for message in Pi("pi-2").info():
-        recorder.apply(*message, False, 0.0)
+    feed(recorder, Pi("pi-2").info())
     recorder.flush()
     store.close()
     assert columns_of(url) == ["pi-2"]

@@ -12,7 +12,7 @@ from edgert.telemetry.messages import PAYLOAD_BYTES_MAX, HistMessage, MetricsMes
 from edgert_deploy.fleet import listener as listener_module
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import EventMessage
-from tests.support.fleet import NOW_MS, Pi, Sent, changed
+from tests.support.fleet import NOW_MS, Pi, Sent, changed, feed
 
 
 class Heard(FleetListener):
@@ -46,11 +46,6 @@ class Heard(FleetListener):
         if event.event == "too_many":
             raise ProtocolError("one too many")
         self.calls.append(("event", event.event))
-
-
-def feed(listener: FleetListener, sent: Sent, *, retained: bool = False) -> None:
-    for topic, payload in sent:
-        listener.apply(topic, payload, retained, 0.0)
 
 
 def described(kind: str, ts_ms: int, *, device: str = "pi-1", boot: str | None = "b1") -> Sent:

@@ -20,7 +20,7 @@ from edgert_deploy.fleet.live_fleet import (
     ReportedModel,
     alarms_of,
 )
-from tests.support.fleet import NOW_MS, Pi, Sent, changed
+from tests.support.fleet import NOW_MS, Pi, Sent, changed, feed
 
 WINDOW_MS = 60_000
 
@@ -34,11 +34,6 @@ class Clock:
 def a_fleet(devices_max: int = 10) -> tuple[Fleet, Clock]:
     clock = Clock()
     return Fleet(lambda: clock.ms, devices_max), clock
-
-
-def feed(fleet: Fleet, sent: Sent, now: float = 0.0, *, retained: bool = False) -> None:
-    for topic, payload in sent:
-        fleet.apply(topic, payload, retained, now)
 
 
 def device_of(fleet: Fleet, name: str = "pi-1") -> DeviceState:

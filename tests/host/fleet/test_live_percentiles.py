@@ -10,12 +10,7 @@ from edgert.telemetry import messages
 from edgert.telemetry.sketch import RELATIVE_ERROR_MAX
 from edgert_deploy.fleet import live_percentiles as live_percentiles_module
 from edgert_deploy.fleet.live_percentiles import LivePercentiles, Row
-from tests.support.fleet import Sender
-
-
-def feed(state: LivePercentiles, sent: list[tuple[str, bytes]], now: float = 0.0) -> None:
-    for topic, payload in sent:
-        state.apply(topic, payload, False, now)
+from tests.support.fleet import Sender, feed
 
 
 def row_of(state: LivePercentiles, device: str | None, now: float = 0.0) -> Row:

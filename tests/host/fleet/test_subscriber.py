@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -30,12 +29,6 @@ def listen_until(subscriber: FleetSubscriber, true: Callable[[], object], what: 
         return true()
 
     wait_until(heard, what)
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
 
 
 def test_a_subscriber_receives_retained_messages_and_reports_and_survives_a_restart_of_the_broker(
@@ -103,10 +96,9 @@ def test_a_message_that_is_far_larger_than_a_report_is_not_read(broker: Broker) 
     assert (answered(state), state.refused) == (1, 0)
 
 
-def test_a_topic_that_is_not_utf8_is_refused_and_the_subscriber_continues() -> None:
-    # mosquitto refuses such topics, so this broker follows a script: CONNACK, SUBACK, PUBLISH, all of MQTT 5.
-    topic = b"edgert/v1/plant-a/\xff\xfe/status"
-    publish_packet = b"\x30" + bytes([2 + len(topic) + 1 + 6]) + len(topic).to_bytes(2, "big") + topic + b"\x00online"
+@contextlib.contextmanager
+def scripted_broker(granted: bytes) -> Iterator[MqttSettings]:
+    """Run a broker that accepts one connection, and answers its subscription with `granted` and what follows it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -115,38 +107,33 @@ def test_a_topic_that_is_not_utf8_is_refused_and_the_subscriber_continues() -> N
                 client.recv(1024)
                 client.sendall(b"\x20\x03\x00\x00\x00")
                 message_id = client.recv(1024)[2:4]
-                client.sendall(b"\x90\x04" + message_id + b"\x00\x01" + publish_packet)
+                client.sendall(b"\x90\x04" + message_id + b"\x00" + granted)
                 client.recv(1024)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
+        yield MqttSettings("127.0.0.1", server.getsockname()[1])
+        thread.join(WAIT_S_MAX)
+
+
+def test_a_topic_that_is_not_utf8_is_refused_and_the_subscriber_continues() -> None:
+    # mosquitto refuses such topics, so this broker follows a script: CONNACK, SUBACK, PUBLISH, all of MQTT 5.
+    topic = b"edgert/v1/plant-a/\xff\xfe/status"
+    publish_packet = b"\x30" + bytes([2 + len(topic) + 1 + 6]) + len(topic).to_bytes(2, "big") + topic + b"\x00online"
+    with scripted_broker(b"\x01" + publish_packet) as settings:
         state = LivePercentiles()
-        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [state])
+        subscriber = FleetSubscriber(settings, [state])
         subscriber.open()
         listen_until(subscriber, lambda: state.refused, "the topic arrives")
         subscriber.close()
-        thread.join(WAIT_S_MAX)
     assert (state.refused, state.devices) == (1, {})
     assert "is not one of edgert/v1" in state.last_refusal
 
 
 def test_a_subscription_that_the_broker_refuses_is_an_error_with_the_next_step() -> None:
     # mosquitto grants subscriptions that it then ignores, so this broker follows a script: CONNACK, SUBACK with 0x87.
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            client, _ = server.accept()
-            with client:
-                client.recv(1024)
-                client.sendall(b"\x20\x03\x00\x00\x00")
-                message_id = client.recv(1024)[2:4]
-                client.sendall(b"\x90\x04" + message_id + b"\x00\x87")
-                client.recv(1024)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        subscriber = FleetSubscriber(MqttSettings("127.0.0.1", server.getsockname()[1]), [LivePercentiles()])
+    with scripted_broker(b"\x87") as settings:
+        subscriber = FleetSubscriber(settings, [LivePercentiles()])
         with pytest.raises(BrokerRefused, match="let this user read it"):
             subscriber.open()
         subscriber.close()
-        thread.join(WAIT_S_MAX)

@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.environment import code_digest
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.packager.build_cache import CODE, cache_key
+from edgert_deploy.packager.build_cache import CODE, cache_key, inputs_digest
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import Recipe
@@ -32,9 +32,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
 
 
 def test_the_folder_of_a_source_and_facts_about_the_device_do_not_change_the_key(source: SourceModel) -> None:
-    key = cache_key(BuildSpec("onnxruntime", "fp32", THIS), source, SAMPLES)
     moved = replace(source, path=Path("elsewhere.onnx"))
-    assert cache_key(BuildSpec("onnxruntime", "fp32", replace(THIS, memory_mb=7)), moved, SAMPLES) == key
+    assert inputs_digest(moved, SAMPLES) == inputs_digest(source, SAMPLES)
+    key = cache_key("inputs", BuildSpec("onnxruntime", "fp32", THIS))
+    assert cache_key("inputs", BuildSpec("onnxruntime", "fp32", replace(THIS, memory_mb=7))) == key
 
 
 def test_everything_that_influences_an_artifact_changes_the_key(source: SourceModel, tmp_path: Path) -> None:
@@ -42,15 +43,16 @@ def test_everything_that_influences_an_artifact_changes_the_key(source: SourceMo
     other_samples = CalibrationSet({"x": SAMPLES.inputs["x"] + np.float32(1)}, None)
     spec = BuildSpec("tflite", "int8", PI)
     layer = Layer("head", "Gemm", ("head",), ("scores",))
+    inputs = inputs_digest(source, SAMPLES)
     keys = {
-        cache_key(spec, source, SAMPLES),
-        cache_key(replace(spec, engine="openvino"), source, SAMPLES),
-        cache_key(spec, other_source, SAMPLES),
-        cache_key(spec, source, other_samples),
-        cache_key(replace(spec, profile=THIS), source, SAMPLES),
-        cache_key(replace(spec, precision="fp32"), source, SAMPLES),
-        cache_key(replace(spec, float_layers=(layer,)), source, SAMPLES),
-        cache_key(spec, source, SAMPLES, Recipe("uint8")),
+        cache_key(inputs, spec),
+        cache_key(inputs, replace(spec, engine="openvino")),
+        cache_key(inputs_digest(other_source, SAMPLES), spec),
+        cache_key(inputs_digest(source, other_samples), spec),
+        cache_key(inputs, replace(spec, profile=THIS)),
+        cache_key(inputs, replace(spec, precision="fp32")),
+        cache_key(inputs, replace(spec, float_layers=(layer,))),
+        cache_key(inputs, spec, Recipe("uint8")),
     }
     assert len(keys) == 8
 

@@ -15,7 +15,7 @@ from edgert.versions.slots import BY_COMMAND, RolledBackVersion, Version
 from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
-from edgert_deploy.rollout.waves import Strategy
+from tests.support.rollouts import ROLLOUT
 from tests.support.statuses import LOADED, device_status
 
 WANTED = {"m": Wanted(7, "seven", "m-r7")}
@@ -34,17 +34,8 @@ def a_rollout(
 ) -> Rollout:
     result = Result.REFUSED if refused else Result.LIVE
     outcomes = {device: Outcome(device, result) for device in took or devices}
-    given = {
-        "id": f"m-r{release}",
-        "bundle": "m.edgert",
-        "digest": f"d{release}",
-        "model": "m",
-        "inventory": "/i",
-        **other,
-    }
-    return Rollout(
-        **given, release=release, devices=devices, strategy=Strategy(), trial_s=60.0, state=state, outcomes=outcomes
-    )
+    given = {"id": f"m-r{release}", "digest": f"d{release}", "model": "m", "inventory": "/i", **other}
+    return replace(ROLLOUT, **given, release=release, devices=devices, state=state, outcomes=outcomes)
 
 
 def test_the_wanted_release_comes_from_the_newest_rollout_that_names_the_device() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
 from tests.support.bundles import make_null_bundle
+from tests.support.rollouts import ROLLOUT
 from tests.support.stand_ins.simulated_device import BOARD, RELEASE_1, SimulatedDevice
 
 
@@ -39,17 +41,13 @@ class Fleet:
         self.said: list[str] = []
         self.request = self.a_request()
         words = {"canary": 0, "waves": "", "failures_max": None, "parallel": 1, "pause_s": 0.0, **strategy}
-        self.rollout = Rollout(
-            id="echo-r2-1",
+        self.rollout = replace(
+            ROLLOUT,
             number=1,
             bundle=str(self.bundle),
             digest=self.request.offer.digest,
-            model="echo",
-            release=2,
-            inventory="inventory.toml",
             devices=tuple(self.simulated),
             strategy=Strategy.parse(**words),
-            trial_s=60.0,
         )
 
     def a_request(self) -> DeployRequest:

@@ -26,10 +26,10 @@ from edgert_deploy.rollout.delta import Deltas
 from edgert_deploy.rollout.request import DeployRequest, read_offer
 from edgert_deploy.rollout.transfer import Transfer
 from hil.support.relay import Relay
-from hil.support.sshd import SshDevice, running_sshd
+from hil.support.sshd import SshDevice
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import wait_until
-from tests.support.releases import WEIGHTS_BYTES, bundle_of, keep, slot, weights
+from tests.support.releases import WEIGHTS_BYTES, bundle_of, deployed_state, slot, weights
 from tests.support.stand_ins.forked_edgertd import EDGERTD, ForkedEdgertd
 
 LINK = LinkLimits(connect_s=10, keepalive_s=1, dead_after_s=5.0, attempts=4, pauses_s=(0.05,))
@@ -40,12 +40,6 @@ def key() -> SigningKey:
     return new_key()
 
 
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-
-
 @pytest.fixture
 def state(key: SigningKey, tmp_path: Path, forked_edgertd: ForkedEdgertd) -> StateDir:
     """A device's state folder with a good release 1, and its `edgertd`, after a bootstrap and a deployment."""
@@ -53,13 +47,7 @@ def state(key: SigningKey, tmp_path: Path, forked_edgertd: ForkedEdgertd) -> Sta
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec {shlex.join(forked_edgertd.argv(EDGERTD))} "$@"\n')
     program.chmod(0o755)
-    made = StateDir(tmp_path / "state")
-    made.make()
-    made.keys.mkdir()
-    (made.keys / "test.pem").write_bytes(key.public.pem())
-    made.config.write_text('device = "board"\nprofile = "this-machine"\n')
-    keep(made, bundle_of(tmp_path / "bundles", key, 1))
-    return made
+    return deployed_state(tmp_path, key)
 
 
 class World:

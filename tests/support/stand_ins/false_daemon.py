@@ -7,13 +7,15 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from edgert import AsyncClient
 from edgert.protocol import wire
 from edgert.protocol.sharing import send_with_descriptor
+from tests.support.clients import run
 from tests.support.devices import WAIT_S_MAX
 
 WELCOME = json.dumps({"model": "echo", "release": 1, "engine": "null", "frame_bytes_max": 65536,
@@ -65,6 +67,17 @@ def false_daemon(folder: Path, *scripts: Sequence[bytes | None], memory: int | N
         listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
         listener.close()
         thread.join(WAIT_S_MAX)
+
+
+def against(folder: Path, test: Callable[[AsyncClient], Awaitable[None]], *scripts: Sequence[bytes | None]) -> None:
+    """Run `test` with an asynchronous client of a false daemon."""
+
+    async def connected(path: Path) -> None:
+        async with AsyncClient(path, timeout_s=WAIT_S_MAX) as asking:
+            await test(asking)
+
+    with false_daemon(folder, *scripts) as path:
+        run(connected(path))
 
 
 def changed(frame: bytes, at: int, *values: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -94,32 +95,30 @@ def watch(
     click.get_current_context().exit(code)
 
 
+@dataclass
 class _Watching:
     """One run of the command. `found` is the last progress of the releases, `halted` the halted models."""
 
-    def __init__(
-        self, channels: Channels, name: str, model: str, store_url: str, limit: Share, key: SigningKey, lasts_s: float
-    ) -> None:
-        self.found: list[Progress] = []
-        self.halted: list[str] = []
-        self._channels = channels
-        self._name = name
-        self._model = model
-        self._store = store_url
-        self._limit = limit
-        self._key = key
-        self._lasts_s = lasts_s
-        self._lines: list[str] = []
+    channels: Channels
+    name: str
+    model: str
+    store: str
+    limit: Share
+    key: SigningKey
+    lasts_s: float
+    found: list[Progress] = field(default_factory=list)
+    halted: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def check(self) -> bool:
         """Check once, and halt releases with too many failures. Return whether no release is left to watch."""
-        statement = self._channels.read(self._name)
-        if self._model:
-            newest_of(statement.entries, self._model, self._name)  # an unknown model is an error
+        statement = self.channels.read(self.name)
+        if self.model:
+            newest_of(statement.entries, self.model, self.name)  # an unknown model is an error
         elif not statement.entries:
-            raise ConfigInvalid(f"channel {self._name} has no models: publish a release to it (edgert publish)")
+            raise ConfigInvalid(f"channel {self.name} has no models: publish a release to it (edgert publish)")
         releases = [
-            release for release in read_progress(statement, self._store) if self._model in ("", release.entry.model)
+            release for release in read_progress(statement, self.store) if self.model in ("", release.entry.model)
         ]
         self.found = releases
         self._print_changes(releases)
@@ -132,29 +131,27 @@ class _Watching:
                 if (release.entry.model, release.entry.release) == (model, number) and not release.entry.halted
             ]
             failed, begun = sum(len(each.failed) for each in offered), sum(each.begun for each in offered)
-            if self._limit.exceeded(failed, begun):
+            if self.limit.exceeded(failed, begun):
                 self._halt(model, number)
             elif offered and not (begun and all(each.done for each in offered)):
                 done = False
         return done
 
     def _halt(self, model: str, number: int) -> None:
-        self._channels.change(
-            self._name, lambda entries: with_halt(entries, model, True), self._key, lasts_s=self._lasts_s
-        )
+        self.channels.change(self.name, lambda entries: with_halt(entries, model, True), self.key, lasts_s=self.lasts_s)
         self.halted.append(model)
         say(
             "",
-            f"halted release {number} of {model}: more than {self._limit} of the devices rolled it back",
+            f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back",
         )
 
     def _print_changes(self, releases: Sequence[Progress]) -> None:
         """Print a line for each release whose progress changed."""
         lines = [_line(release) for release in releases if not release.entry.halted]
         for line in lines:
-            if line not in self._lines:
+            if line not in self.lines:
                 say("", line)
-        self._lines = lines
+        self.lines = lines
 
 
 def read_progress(statement: Statement, store_url: str) -> list[Progress]:

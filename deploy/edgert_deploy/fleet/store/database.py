@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -26,6 +27,8 @@ LINK_LIMITS = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
+
+Row = Mapping[str, Any]  # the values of a row by column
 
 
 class StoreFailed(EdgeRTError, code="fleet.store_failed", exit_code=6, retryable=True):
@@ -131,6 +134,18 @@ def new_engine(url: str, *, writes: bool) -> sa.Engine:
         return _sqlite(parsed, writes)
     options = f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000}"
     return sa.create_engine(parsed, pool_pre_ping=True, connect_args={**LINK_LIMITS, "options": options})
+
+
+def update_rows(connection: sa.Connection, table: sa.Table, key: Collection[str], rows: Sequence[Row]) -> None:
+    """Write the values of each row into the stored row that has the same values in the columns `key`.
+
+    All rows have the same columns.
+    """
+    if rows:
+        same = (table.c[name] == sa.bindparam(f"_{name}") for name in key)
+        values: dict[str, Any] = {name: sa.bindparam(name) for name in rows[0] if name not in key}
+        renamed = [{f"_{name}" if name in key else name: value for name, value in row.items()} for row in rows]
+        connection.execute(table.update().where(*same).values(values), renamed)
 
 
 def _create_or_migrate(connection: sa.Connection, log: Callable[[str], None]) -> None:

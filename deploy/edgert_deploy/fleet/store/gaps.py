@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from edgert_deploy.fleet.sequence import in_order, is_new_spool
-from edgert_deploy.fleet.store import schema
+from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.merged_rows import chunks
 
 
@@ -84,7 +84,8 @@ def record_gaps(connection: sa.Connection, reports: Sequence[tuple[int, int, int
         of_boot[boot] = max((hist_seq, at), of_boot.get(boot, (-1, 0)))
         if at >= newest.get(model, (-1, 0))[1]:
             newest[model] = hist_seq, at
-    _store_streams(connection, known)
+    streams = [{name: row[name] for name in ("id", "hist_seq", "hist_minute")} for row in known.values()]
+    database.update_rows(connection, schema.stream, ["id"], streams)
     _store_changes(connection, before, _all_gaps(open_gaps))
 
 
@@ -140,14 +141,6 @@ def _newest_of_boots(
             device, model, boot = owner
             newest[device, model, boot] = max((seq, minute), newest.get((device, model, boot), (-1, 0)))
     return newest
-
-
-def _store_streams(connection: sa.Connection, known: Mapping[int, Mapping[str, Any]]) -> None:
-    table = schema.stream
-    values: dict[str, Any] = {"hist_seq": sa.bindparam("_seq"), "hist_minute": sa.bindparam("_minute")}
-    rows = [{"_id": row["id"], "_seq": row["hist_seq"], "_minute": row["hist_minute"]} for row in known.values()]
-    if rows:
-        connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**values), rows)
 
 
 def _gaps_of(connection: sa.Connection, devices: set[int]) -> dict[tuple[int, str], list[Gap]]:

@@ -79,7 +79,7 @@ class MergedRows:
             yield from self._connection.execute(query.where(table.c.time_bin.in_(bins), table.c.owner.in_(same_owners)))
 
     def _write(self, table: sa.Table, rows: Mapping[tuple[int, int], _Row]) -> None:
-        there = []
+        there: set[tuple[int, int]] = set()
         for stored in self._stored(table, rows, *HISTOGRAM, *COUNTERS):
             time_bin, owner, *numbers, buckets = stored[: -len(COUNTERS)]
             row = rows[time_bin, owner]
@@ -87,20 +87,12 @@ class MergedRows:
             row.add(*numbers)
             for name, value in zip(COUNTERS, stored[-len(COUNTERS) :], strict=True):
                 row.counters[name] += value
-            there.append((time_bin, owner))
+            there.add((time_bin, owner))
         # The transaction's lock keeps other writers out, so these inserts have no conflicts.
-        if new := [
-            {"time_bin": time_bin, "owner": owner, **rows[time_bin, owner].values()}
-            for time_bin, owner in rows.keys() - set(there)
-        ]:
+        written = {key: {"time_bin": key[0], "owner": key[1], **row.values()} for key, row in rows.items()}
+        if new := [row for key, row in written.items() if key not in there]:
             self._connection.execute(table.insert(), new)
-        if there:
-            same = (table.c.time_bin == sa.bindparam("_time_bin"), table.c.owner == sa.bindparam("_owner"))
-            values: dict[str, Any] = {name: sa.bindparam(name) for name in (*HISTOGRAM, *COUNTERS)}
-            old = [
-                {"_time_bin": time_bin, "_owner": owner, **rows[time_bin, owner].values()} for time_bin, owner in there
-            ]
-            self._connection.execute(table.update().where(*same).values(**values), old)
+        database.update_rows(self._connection, table, ["time_bin", "owner"], [written[key] for key in there])
         self._write_stages(schema.STAGES[table.name], {key: row.stages for key, row in rows.items() if row.stages})
 
     def _write_stages(self, table: sa.Table, stages: Mapping[tuple[int, int], list[Cells]]) -> None:

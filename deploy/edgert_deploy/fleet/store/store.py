@@ -188,9 +188,10 @@ class Store:
             grown = _advance(last_rows[stream], report)
             if any(grown.values()):
                 merged.add_counters(stream, origin, report, grown)
-                increases.append({"_stream": stream, "_seq": seq, **grown})
-        _write_last_rows(connection, last_rows.values())
-        _write_increases(connection, increases)
+                increases.append({"stream": stream, "seq": seq, **grown})
+        streams = [{name: row[name] for name in ("id", "last_seq", *COUNTERS)} for row in last_rows.values()]
+        database.update_rows(connection, schema.stream, ["id"], streams)
+        database.update_rows(connection, schema.metrics_window, ["stream", "seq"], increases)
 
     def _write_events(self, connection: sa.Connection, events: Sequence[tuple[Origin, EventMessage]]) -> int:
         rows = [
@@ -260,24 +261,6 @@ def _advance(last: dict[str, Any], report: MetricsMessage) -> dict[str, int]:
     before = [last[name] for name in COUNTERS] if last["last_seq"] >= 0 else None
     last.update(zip(COUNTERS, counters, strict=True), last_seq=report.seq)
     return dict(zip(COUNTERS, increase(counters, before, report, new_spool), strict=True))
-
-
-def _write_last_rows(connection: sa.Connection, rows: Collection[Mapping[str, Any]]) -> None:
-    if not rows:
-        return
-    table = schema.stream
-    values: dict[str, Any] = {name: sa.bindparam(name) for name in ("last_seq", *COUNTERS)}
-    updates = [{"_id": row["id"], **{name: row[name] for name in values}} for row in rows]
-    connection.execute(table.update().where(table.c.id == sa.bindparam("_id")).values(**values), updates)
-
-
-def _write_increases(connection: sa.Connection, increases: Sequence[Mapping[str, int]]) -> None:
-    if not increases:
-        return
-    window = schema.metrics_window
-    same = (window.c.stream == sa.bindparam("_stream"), window.c.seq == sa.bindparam("_seq"))
-    values: dict[str, Any] = {name: sa.bindparam(name) for name in COUNTERS}
-    connection.execute(window.update().where(*same).values(**values), increases)
 
 
 def _window(key: Key, origin: Origin, report: HistMessage | MetricsMessage) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer, Shape, product
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside
+from edgert_deploy.packager.sources.onnx_graph.nodes import attribute_of, graphs_inside
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 # Operators that move or convert values, but compute nothing.
@@ -50,12 +50,7 @@ def onnx_layers(path: Path, *, needs_quantized_result: bool = False) -> Iterator
     graph = _Graph.of(model.graph)
     shapes = _shapes(model)
     half = {t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16}
-    half |= {
-        node.output[0]
-        for node in model.graph.node
-        for attribute in node.attribute
-        if attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT16
-    }
+    half |= {node.output[0] for node in model.graph.node if attribute_of(node, "to") == onnx.TensorProto.FLOAT16}
     for node in model.graph.node:
         yield from _inner_layers(node, shapes)
         if node.op_type in PASSIVE_OPS:
@@ -165,6 +160,5 @@ def _macs(node: Any, shapes: Mapping[str, list[int]]) -> int | None:
     if node.op_type in RECURRENT:
         recurrent = product(shapes.get(node.input[2]))
         return None if recurrent is None else (product(data[:2]) or 0) * ((product(weights) or 0) + recurrent)
-    attributes = {attribute.name: attribute.i for attribute in node.attribute}
-    turned = len(data) > 1 and attributes.get("transA")
+    turned = len(data) > 1 and attribute_of(node, "transA")
     return product(out, data[-2:-1] if turned else data[-1:])

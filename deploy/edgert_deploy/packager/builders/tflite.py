@@ -13,10 +13,6 @@ import importlib.metadata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgert.engines.tflite import path_for
 from edgert.errors import BuildFailed, OperatorUnsupported
@@ -34,12 +30,21 @@ from edgert_deploy.packager.builders import (
 )
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import Layer, belongs, layers_of
-from edgert_deploy.packager.builders.qdq import DYNAMIC_RANGE, Recipe, is_transformer, prepared, vendor_tool
+from edgert_deploy.packager.builders.qdq import (
+    CALIBRATION_SAMPLES_MAX,
+    DYNAMIC_RANGE,
+    Recipe,
+    calibration_feeds,
+    is_transformer,
+    prepared,
+    vendor_tool,
+)
 from edgert_deploy.packager.builders.tflite_layers import tflite_layers
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.qat import ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto, with_fixed_batch
+from edgert_deploy.packager.sources.tflite_model import run_on_zeros
 
 FILE_NAME = "model.tflite"
 PERCENTILE = "percentile"
@@ -48,8 +53,6 @@ CUT = 0.001  # the share of an activation's values that the recipe "percentile" 
 # for float data.
 OLD_RUNTIME_MACHINE = "armv7l"
 TOOLS = ("ai-edge-litert", "onnx", "onnxruntime")
-# More samples would change the recorded ranges very little, and each sample costs a float run.
-SAMPLES_MAX = 300
 ONE_BY_ONE = (
     "TFLite cannot run this model with an open batch, so the artifact has a batch of 1: devices run the items of a batch "
     "one by one"
@@ -184,15 +187,13 @@ class _Conversion:
         if self.spec.recipe == DYNAMIC_RANGE:
             self.progress("tflite: quantizing the weights")
             return with_int8_weights(content, self.is_float)
-        self.progress(f"tflite: quantizing with {counted(min(len(self.calibration), SAMPLES_MAX), 'sample')}")
+        samples = min(len(self.calibration), CALIBRATION_SAMPLES_MAX)
+        self.progress(f"tflite: quantizing with {counted(samples, 'sample')}")
+        feeds = calibration_feeds(self.calibration)
+        runs = ([feed[spec.name] for spec in source.inputs] for feed in feeds)
         own_ranges = ranges_of(source.proto) if keeps_quantization(self.spec, source) else {}
         cut = CUT if self.spec.recipe == PERCENTILE else 0.0
-        return quantize_int8(content, self._runs(), self.is_float, own_ranges, cut)
-
-    def _runs(self) -> Iterator[list[NDArray[Any]]]:
-        """Yield the calibration samples one by one, each as an array per input."""
-        for i in range(min(len(self.calibration), SAMPLES_MAX)):
-            yield [self.calibration.inputs[spec.name][i : i + 1] for spec in self.source.inputs]
+        return quantize_int8(content, runs, self.is_float, own_ranges, cut)
 
 
 def _is_float(source: SourceModel, float_layers: tuple[Layer, ...]) -> IsFloat:
@@ -228,7 +229,4 @@ def _run_once(path: Path, batch: int) -> None:
         if -1 in detail["shape_signature"]:
             shape = [batch if length == -1 else int(length) for length in detail["shape_signature"]]
             interpreter.resize_tensor_input(detail["index"], shape)
-    interpreter.allocate_tensors()
-    for detail in interpreter.get_input_details():
-        interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
-    interpreter.invoke()
+    run_on_zeros(interpreter)

@@ -24,7 +24,7 @@ from edgert.typed_json import from_json, to_json
 from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.accuracy.activation_ranges import Activation, activations
 from edgert_deploy.packager.accuracy.sensitivity import Harm, Sensitivity
-from edgert_deploy.packager.build_cache import cache_key
+from edgert_deploy.packager.build_cache import cache_key, inputs_digest
 from edgert_deploy.packager.builders import Artifact, BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer, layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared
@@ -49,6 +49,7 @@ class BuildProcesses:
 
     def __init__(self, folder: Path, source: SourceModel, calibration: CalibrationSet, cache: FileCache) -> None:
         self._inputs = folder / "inputs"
+        self._digest = inputs_digest(source, calibration)
         self._source = source
         self._calibration = calibration
         self._cache = cache
@@ -56,7 +57,7 @@ class BuildProcesses:
 
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
         """Return the artifact from the cache, or build it in a child. Raises BuildFailed, also after a crash."""
-        key = self._key(spec)
+        key = self.key(spec)
         described = out_dir / ARTIFACT
         if self._cache.get(key, out_dir):
             progress(f"{spec.engine}: unchanged, taken from the build cache")
@@ -78,10 +79,11 @@ class BuildProcesses:
         return artifact
 
     def is_cached(self, spec: BuildSpec) -> bool:
-        return bool(self._cache.find(self._key(spec)))
+        return bool(self._cache.find(self.key(spec)))
 
-    def _key(self, spec: BuildSpec) -> str:
-        return cache_key(spec, self._source, self._calibration)
+    def key(self, spec: BuildSpec, recipe: Recipe | None = None) -> str:
+        """Return the `cache_key` of an artifact, or of the harm of its layers by `recipe`."""
+        return cache_key(self._digest, spec, recipe)
 
     def activations(self, progress: Progress) -> tuple[Activation, ...]:
         """Return the ranges of the layers' answers. Return none if the model is not ONNX, or after a crash.
@@ -139,7 +141,7 @@ class BuildProcesses:
             processes: The number of parallel builds. With 0, as many builds run as fit. With 1, this function builds
                 nothing, because the build flow builds the artifacts.
         """
-        missing = {self._key(spec): spec for spec in specs}
+        missing = {self.key(spec): spec for spec in specs}
         missing = {key: spec for key, spec in missing.items() if not self._cache.find(key)}
         if not processes:
             small = self._source.size_bytes < SOURCE_BYTES_MIN

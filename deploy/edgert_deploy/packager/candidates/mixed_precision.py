@@ -18,7 +18,6 @@ from edgert.printable import counted
 from edgert_deploy.common.quantities import share_text
 from edgert_deploy.packager.accuracy.metrics import SQNR_DB_MAX
 from edgert_deploy.packager.accuracy.sensitivity import Harm, worst_first
-from edgert_deploy.packager.build_cache import cache_key
 from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe
@@ -35,9 +34,6 @@ class Budget:
     @property
     def spent(self) -> bool:
         return self.builds <= 0
-
-    def spend_one(self) -> None:
-        self.builds -= 1
 
 
 @dataclass(frozen=True)
@@ -178,7 +174,7 @@ class _LayerSearch:
                 if self._budget.spent:
                     break
                 left_max = min(left_max, self._budget.builds)
-                self._budget.spend_one()
+                self._budget.builds -= 1
             attempt = self._attempt(spec, left_max)
             self.attempts.append(attempt)
             if attempt.passed:
@@ -216,8 +212,7 @@ class _SavedHarms:
     """The harms of layers, in a file beside the cache. If it is unusable, they are measured again."""
 
     def __init__(self, builder: CandidateBuilder, spec: BuildSpec, recipe: Recipe) -> None:
-        evaluation = builder.evaluation
-        key = cache_key(spec, evaluation.source, evaluation.calibration, recipe)
+        key = builder.processes.key(spec, recipe)
         self._file = builder.cache.folder.with_name("search") / f"{key}.harms.json"
         self.harms: dict[str, float] = {}
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):

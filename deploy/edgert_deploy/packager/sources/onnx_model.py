@@ -43,7 +43,7 @@ from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dy
 from edgert_deploy.packager.sources.onnx_graph.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
-from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of, tensors
+from edgert_deploy.packager.sources.onnx_graph.nodes import attribute_of, copy_of, nodes_of, tensors
 from edgert_deploy.packager.sources.onnx_graph.opsets import (
     IR_MAX,
     OPSET_MAX,
@@ -115,7 +115,6 @@ def _examined(
     progress("onnx checked the model")
     structure, forgot = _checked(proto)
     changed |= forgot
-    _check_layouts(proto)
     _check_modes(proto)
     check_weights(proto)
     progress("onnx converted the model to another opset, and onnxruntime compared the answers")
@@ -314,22 +313,22 @@ def _problem(structure: Any) -> str:
     return ""
 
 
-def _check_layouts(proto: Any) -> None:
-    """Raise SourceInvalid for an RNN, GRU or LSTM with the batch first: ONNX Runtime cannot run it."""
+def _check_modes(proto: Any) -> None:
+    """Raise SourceInvalid for an operator in a mode that the device cannot use.
+
+    ONNX Runtime cannot run an RNN, GRU or LSTM with the batch first. A BatchNormalization in training mode ignores what
+    the training found.
+    """
     for node in nodes_of(proto.graph):
-        if node.op_type in ("GRU", "LSTM", "RNN") and any(a.name == "layout" and a.i for a in node.attribute):
+        named = f"{node.op_type} {(node.name or node.output[0])[:80]!r}"
+        if node.op_type in ("GRU", "LSTM", "RNN") and attribute_of(node, "layout"):
             raise SourceInvalid(
-                f"{node.op_type} {(node.name or node.output[0])[:80]!r} takes [batch, steps, inputs] (layout 1), and ONNX Runtime supports "
+                f"{named} takes [batch, steps, inputs] (layout 1), and ONNX Runtime supports "
                 "only layout 0: export the model with layout 0, and a Transpose before and after the operator"
             )
-
-
-def _check_modes(proto: Any) -> None:
-    """Raise SourceInvalid for a BatchNormalization in training mode: it ignores what the training found."""
-    for node in nodes_of(proto.graph):
-        if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
+        if node.op_type == "BatchNormalization" and attribute_of(node, "training_mode"):
             raise SourceInvalid(
-                f"BatchNormalization {(node.name or node.output[0])[:80]!r} is in training mode, so it uses the mean of each request, "
+                f"{named} is in training mode, so it uses the mean of each request, "
                 "not the mean of the training data: put the model into inference mode (in PyTorch: model.eval()), and export it again"
             )
 

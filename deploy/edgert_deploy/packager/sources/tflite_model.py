@@ -141,6 +141,14 @@ def _input_spec(detail: dict[str, Any]) -> TensorSpec:
     return TensorSpec(name, DATATYPES[dtype], tuple(shape))
 
 
+def run_on_zeros(interpreter: Any) -> None:
+    """Run a TFLite interpreter once, with zeros in the shapes that its inputs have now."""
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
+    interpreter.invoke()
+
+
 def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[Any]:
     try:
         for spec, detail in zip(inputs, interpreter.get_input_details(), strict=True):
@@ -148,10 +156,7 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
             check_run_size(spec, shape)
             if -1 in spec.shape:
                 interpreter.resize_tensor_input(detail["index"], shape)
-        interpreter.allocate_tensors()
-        for detail in interpreter.get_input_details():
-            interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
-        interpreter.invoke()
+        run_on_zeros(interpreter)
         return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
     except (SourceInvalid, MemoryError):
         raise

@@ -98,9 +98,9 @@ def _lower_node(lowering: Lowering, node: Node) -> list[Problem]:
     op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:
-        if op is None and not (node.op_type in FOLDED and any(map(lowering.is_placeholder, node.inputs))):
+        if op is None and (node.op_type not in FOLDED or lowering.placeholders.isdisjoint(node.inputs)):
             raise Unsupported(_why_missing(node.op_type))
-        if op is not None and not any(map(lowering.is_unknown, node.inputs)):
+        if op is not None and lowering.unknown.isdisjoint(node.inputs):
             op.write(lowering, node)
             lowering.record_sign(node)
             return []

@@ -16,11 +16,9 @@ from edgert.printable import counted
 from edgert_deploy.packager.sources.onnx_graph.axes import open_batch_axes
 from edgert_deploy.packager.sources.onnx_graph.branches import optimized
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, refill
+from edgert_deploy.packager.sources.onnx_graph.opsets import IR_MAX
 from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS, opset_of
 
-# ONNX Runtime refuses newer file formats. The lowering supports none of their additions (types of 4 and 2 bits,
-# annotations for several devices).
-IR_VERSION_MAX = 10
 # The largest depth of functions inside functions.
 ROUNDS_MAX = 20
 # Operators that ONNX Runtime folds. The inliner does not replace them, even if ONNX defines them as functions.
@@ -69,7 +67,9 @@ def _refuse_foreign(model: onnx.ModelProto) -> None:
 def _at_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     """Return a copy with `batch` as the length of each input's open axis 0, and without all other shapes."""
     copy: onnx.ModelProto = copy_of(model)
-    copy.ir_version = min(copy.ir_version, IR_VERSION_MAX)
+    # ONNX Runtime may refuse newer file formats. The lowering supports none of their additions (types of 4 and 2 bits,
+    # annotations for several devices).
+    copy.ir_version = min(copy.ir_version, IR_MAX)
     for dim in open_batch_axes(copy):
         dim.dim_value = batch
     for value in copy.graph.output:

@@ -58,8 +58,10 @@ class Lowering:
         self._layouts: dict[str, Layout] = {}
         self._named: set[int] = set()  # tensors that keep their names: those of ONNX values, and constants
         self._non_negative: set[str] = set()
-        self._unknown: set[str] = set()
-        self._placeholders: set[str] = set()
+        # The outputs of nodes that cannot be written. No node can be checked that reads an output of unknown shape or
+        # dtype.
+        self.placeholders: set[str] = set()
+        self.unknown: set[str] = set()
 
     # --- the graph
 
@@ -212,18 +214,11 @@ class Lowering:
 
     def define_placeholder(self, name: str) -> None:
         """Define the output `name` of a node that cannot be written, so that later nodes can be checked."""
-        self._placeholders.add(name)
+        self.placeholders.add(name)
         try:
             self.define(name)
         except Unsupported:
-            self._unknown.add(name)
-
-    def is_placeholder(self, name: str) -> bool:
-        return name in self._placeholders
-
-    def is_unknown(self, name: str) -> bool:
-        """Whether the shape or the dtype of `name` is unknown, so that no node that reads it can be checked."""
-        return name in self._unknown
+            self.unknown.add(name)
 
     def laid_out(self, shape: BatchShape, layout: Layout) -> BatchShape:
         if layout is Layout.NATIVE:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from edgert_deploy.packager.sources.tflite_model import run_on_zeros
 from edgert_deploy.packager.tflite_lowering.calibrate import interpreter_with_all_tensors
 from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
 
@@ -45,10 +46,7 @@ def with_plain_weights(content: bytes) -> bytes:
 def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
     """Run the model once on zeros; return the values of `tensors`."""
     interpreter = interpreter_with_all_tensors(content)
-    interpreter.allocate_tensors()
-    for detail in interpreter.get_input_details():
-        interpreter.set_tensor(detail["index"], np.zeros(detail["shape"], detail["dtype"]))
-    interpreter.invoke()
+    run_on_zeros(interpreter)
     return {index: interpreter.get_tensor(index).astype(np.float32) for index in tensors}
 
 

@@ -15,9 +15,9 @@ from edgert.config import ServingConfig
 from edgert.engines import Session
 from edgert.errors import EngineFailed, Overloaded, RequestError
 from edgert.protocol import wire
-from edgert.protocol.frame_buffer import FrameBuffer
 from edgert.worker.connections.sessions import ClientSession, Sessions
 from edgert.worker.loading.model import LoadedModel
+from tests.support.frames import complete
 from tests.support.stand_ins.loaded_models import loaded, pipeline_of, sent
 
 SOUND = Sound("x", 16_000, 8, step=4, lead=2, features="samples")
@@ -123,14 +123,9 @@ def test_a_session_continues_on_another_worker_from_the_frame_that_moves_it(tmp_
     want = [ask(alone, signal[:, :21]), ask(alone, signal[:, 21:])]
     one, other = opened.open(), opened.open()
     got = [ask(one, signal[:, :21])]
-    data = b"".join(one.moved())
-    frames = FrameBuffer(size_bytes=len(data))
-    frames.room[: len(data)] = data
-    moved = frames.feed(len(data))
+    moved = complete(b"".join(one.moved()))
     assert moved is not None
-    resumed = wire.resumed(moved)
-    frames.room[: len(resumed)] = resumed
-    frame = frames.feed(len(resumed))
+    frame = complete(wire.resumed(moved))
     assert frame is not None
     assert frame.kind == wire.RESUME
     other.resume(frame)
@@ -153,9 +148,6 @@ def test_several_signals_in_one_request_of_a_stateful_model_are_refused(tmp_path
 
 def test_a_session_that_has_not_begun_moves_without_a_memory(tmp_path: Path) -> None:
     session = sessions(loaded(tmp_path, op="add", state_id="")).open()
-    frames = FrameBuffer()
-    data = b"".join(session.moved())
-    frames.room[: len(data)] = data
-    moved = frames.feed(len(data))
+    moved = complete(b"".join(session.moved()))
     assert moved is not None
     assert (moved.kind, moved.tensors) == (wire.MOVED, ())

@@ -6,7 +6,6 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,12 @@ from click.testing import CliRunner
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
-from edgert.telemetry.sketch import Sketch
 from edgert_deploy.cli.fleet.export import export, otlp_headers
-from edgert_deploy.fleet.export.exporter import Exporter
 from tests.support.devices import wait_until
 from tests.support.fleet import NOW_MS, Pi, Sent, publish, scraped
 from tests.support.servers.brokers import Broker
 from tests.support.servers.ports import free_port
 from tests.support.servers.prometheus import exporter_process, prometheus, promql
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
-
-
-def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
-    """Return the sum of the groups of all exporters."""
-    total, counters = Sketch(), [0, 0, 0, 0]
-    for exporter in exporters:
-        for group in exporter.groups.values():
-            total.merge(group.latency)
-            counters = [a + b for a, b in zip(counters, group.counters, strict=True)]
-    return total, counters
 
 
 def scraping(ports: list[int], late: str = "") -> str:

@@ -22,7 +22,7 @@ from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import REMOVED
 from edgert_deploy.fleet.store.rollouts import StoredRollouts
-from tests.support.fleet import NOW_MS, Pi, Sent, ask, publish, record, retained
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, feed, publish, record, retained
 from tests.support.servers.brokers import Broker
 
 
@@ -102,8 +102,7 @@ def test_running_viewers_drop_a_forgotten_device_and_the_store_remembers_this(tm
     _, said = a_device("pi-1")
     state, exporter = LivePercentiles(), Exporter("b1", wall_clock=lambda: 0.0)
     for listener in (state, exporter):
-        for topic, payload in said[:3]:
-            listener.apply(topic, payload, True, 0.0)
+        feed(listener, said[:3], retained=True)
         assert len(listener.devices) == 1
         for topic, _ in said[:3]:
             listener.apply(topic, b"", False, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Iterator
@@ -20,22 +19,13 @@ from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
-from tests.support.devices import WAIT_S_MAX, wait_until
+from tests.support.devices import wait_until
 from tests.support.fleet import Pi, Sent, changed, publish, record, without
-from tests.support.fleet_page import event, page_of, seen
+from tests.support.fleet_page import event, get, page_of, seen
 from tests.support.servers.brokers import Broker
 from tests.support.servers.browser import Browser, Page, Scheme
 
 HOSTILE = "<img src=x onerror='document.title=1'>"
-
-
-def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str = "GET") -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S_MAX)
-    connection.request(verb, path, headers={"Host": f"127.0.0.1:{port}", **(headers or {})})
-    answer = connection.getresponse()
-    answer.body = answer.read()  # type: ignore[attr-defined]
-    connection.close()
-    return answer
 
 
 @dataclass

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,21 +23,9 @@ from edgert_deploy.cli.fleet.watch import View, show_once, sparkline, table_of, 
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from tests.support.devices import wait_until
-from tests.support.fleet import Pi, Sender, Sent, publish
+from tests.support.fleet import Pi, Sender, Sent, feed, publish
 from tests.support.servers.brokers import USER, Broker
 from tests.support.servers.ports import free_port
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path / "broker") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker.in_folder(tmp_path_factory.mktemp("secured"), secured=True) as running:
-        yield running
 
 
 def login(secured: Broker, **changes: str) -> list[str]:
@@ -219,8 +207,7 @@ def test_an_invalid_address_is_refused(bad: str) -> None:
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table_fits_its_terminal(width: int) -> None:
     state, sender = LivePercentiles(), Sender("pi-07")
-    for topic, payload in [(sender.topics.status, b"online"), *sender.window([2.0] * 10)]:
-        state.apply(topic, payload, False, 0.0)
+    feed(state, [(sender.topics.status, b"online"), *sender.window([2.0] * 10)])
     console = Console(width=width, no_color=True, file=io.StringIO())
     with console.capture() as drawn:
         console.print(table_of(state.rows(0.0), state, width))
@@ -241,8 +228,7 @@ def test_lines_can_be_selected_and_sorted_and_show_alarms_and_a_trend() -> None:
     state, slow, fast = LivePercentiles(), Sender("pi-07"), Sender("nuc-1")
     for sender, latency in ((slow, 20.0), (fast, 2.0)):
         for growth in (1, 2):
-            for topic, payload in sender.window([latency * growth] * 10):
-                state.apply(topic, payload, False, 0.0)
+            feed(state, sender.window([latency * growth] * 10))
     said = messages.envelope(ts_ms=1, boot="b1") | {"digits_alarms": "temp_c,restarting"}
     state.apply(slow.topics.deploy, messages.dump(said), True, 0.0)
     rows = state.rows(0.0)

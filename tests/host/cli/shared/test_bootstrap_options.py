@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from edgert.bundle.signing import new_key, write_key_pair
+from edgert.bundle.signing import new_key
 from edgert.config import read_config
 from edgert.errors import ConfigInvalid
 from edgert.state_dir import StateDir
 from edgert_deploy.cli.shared.bootstrap_options import parse_settings, trusted_keys
-from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Device, Inventory
-from tests.support.commands import Edgert
+from tests.support.commands import Edgert, own_key
 from tests.support.servers.ports import free_port
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGKwPvYgPrP7jcXpVOKcx7C4Zg7hCAvqQX1WDVSh4xJL"
@@ -24,7 +23,7 @@ REGISTRY = "oci://registry.example.org/plant/models"
 @pytest.fixture
 def far(inventory: Inventory, tmp_path: Path) -> None:
     """An unreachable device `far`, and the default key. Exit code 6 would mean an attempt to connect."""
-    write_key_pair(new_key(), *key_paths(tmp_path / "conf" / "keys", "default"))
+    own_key(tmp_path)
     inventory.add(Device("far", "ssh", f"pi@127.0.0.1:{free_port()}", "this-machine", "/s", "/h", HOST_KEY))
 
 
@@ -92,8 +91,7 @@ def test_invalid_values_are_an_error_before_a_device_is_asked(
 
 
 def test_keys_are_given_by_name_or_file_and_kept_in_order(inventory: Inventory, tmp_path: Path) -> None:
-    first, second = new_key(), new_key()
-    write_key_pair(first, *key_paths(tmp_path / "conf" / "keys", "default"))
+    first, second = own_key(tmp_path), new_key()
     (tmp_path / "second.pem").write_bytes(second.public.pem())
     found = trusted_keys(("second.pem", "default", str(tmp_path / "second.pem")))
     assert [key.key_id for key in found] == [second.public.key_id, first.public.key_id, second.public.key_id]

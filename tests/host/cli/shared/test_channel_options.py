@@ -22,10 +22,9 @@ from edgert_deploy.cli.shared.channel_options import (
     devices_text,
     statement_table,
 )
-from edgert_deploy.common.keys import key_paths
 from edgert_deploy.devices.inventory import Inventory
 from tests.support.bundles import make_null_bundle
-from tests.support.commands import Edgert
+from tests.support.commands import Edgert, own_key
 
 DIGEST = "1" * 64
 ENTRY = Entry("digits", 7, DIGEST, DIGEST, DIGEST)
@@ -41,8 +40,7 @@ def a_statement(*entries: Entry, ends_in_s: float = 3600.0, **more: Any) -> Stat
 @pytest.fixture
 def project(inventory: Inventory, tmp_path: Path) -> Path:
     """A project with a key and an unreachable registry. Exit code 6 means an attempt to connect."""
-    key = new_key()
-    write_key_pair(key, *key_paths(tmp_path / "conf" / "keys", "default"))
+    key = own_key(tmp_path)
     (tmp_path / "edgert.toml").write_text(f'[registry]\naddress = "{NOWHERE}"\n[trial]\nwatch = "10m"\ntemp_c = 80\n')
     make_null_bundle(tmp_path, key, "digits", 1)
     return tmp_path

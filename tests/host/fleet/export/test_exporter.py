@@ -10,27 +10,7 @@ from hypothesis import strategies as st
 from edgert.telemetry import messages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.export.exporter import Exporter
-from tests.support.fleet import NOW_MS, Pi, Sent
-
-
-def an_exporter(by: str = "site,model,version,profile") -> Exporter:
-    return Exporter("b1", tuple(by.split(",")), wall_clock=lambda: 1_790_000_000.0)
-
-
-def feed(exporter: Exporter, sent: Sent) -> None:
-    for topic, payload in sent:
-        exporter.apply(topic, payload, False, 0.0)
-
-
-def counted(exporters: list[Exporter]) -> tuple[Sketch, list[int]]:
-    """Return the sum of the groups' contents."""
-    total, counters = Sketch(), [0, 0, 0, 0]
-    for exporter in exporters:
-        for group in exporter.groups.values():
-            total.merge(group.latency)
-            counters = [a + b for a, b in zip(counters, group.counters, strict=True)]
-    return total, counters
+from tests.support.fleet import NOW_MS, Pi, Sent, an_exporter, counted, feed
 
 
 @settings(max_examples=60)

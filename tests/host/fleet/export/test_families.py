@@ -8,7 +8,7 @@ import pytest
 
 from edgert_deploy.fleet.export.exporter import BY_DEFAULT, COUNTERS, GAUGES, Exporter, Labels
 from edgert_deploy.fleet.export.families import Family, Histograms, families, histograms
-from tests.support.fleet import NOW_MS, Pi, Sent, changed, without
+from tests.support.fleet import NOW_MS, Pi, changed, feed, without
 
 # https://prometheus.io/docs/concepts/data_model/
 NAME = re.compile(r"[a-z_][a-z0-9_]*")
@@ -17,11 +17,6 @@ BY_DEVICE = ("site", "device", "model")
 
 def an_exporter(by: tuple[str, ...] = BY_DEFAULT) -> Exporter:
     return Exporter("b1", by, wall_clock=lambda: NOW_MS / 1000)
-
-
-def feed(exporter: Exporter, sent: Sent, *, retained: bool = False) -> None:
-    for topic, payload in sent:
-        exporter.apply(topic, payload, retained, 0.0)
 
 
 def series(exporter: Exporter, name: str) -> dict[Labels, float]:

@@ -13,20 +13,10 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from edgert_deploy.fleet.export import otlp
-from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.post import PushFailed
 from tests.support.devices import WAIT_S_MAX
-from tests.support.fleet import NOW_MS, Pi, Sent
+from tests.support.fleet import NOW_MS, Pi, an_exporter, feed
 from tests.support.servers.ports import free_port
-
-
-def an_exporter(by: str = "site,model,version,profile") -> Exporter:
-    return Exporter("b1", tuple(by.split(",")), wall_clock=lambda: 1_790_000_000.0)
-
-
-def feed(exporter: Exporter, sent: Sent) -> None:
-    for topic, payload in sent:
-        exporter.apply(topic, payload, False, 0.0)
 
 
 @contextmanager

@@ -8,18 +8,8 @@ import random
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgert.telemetry import messages
-from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
-from tests.support.fleet import NOW_MS, Pi, Sent
-
-
-def an_exporter(by: str = "site,model,version,profile") -> Exporter:
-    return Exporter("b1", tuple(by.split(",")), wall_clock=lambda: 1_790_000_000.0)
-
-
-def feed(exporter: Exporter, sent: Sent) -> None:
-    for topic, payload in sent:
-        exporter.apply(topic, payload, False, 0.0)
+from tests.support.fleet import NOW_MS, Pi, an_exporter, feed
 
 
 def test_the_client_of_prometheus_reads_the_text_and_the_buckets_are_exact() -> None:

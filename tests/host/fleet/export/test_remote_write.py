@@ -11,7 +11,7 @@ from edgert_deploy.fleet.export.exporter import COUNTERS
 from edgert_deploy.fleet.export.post import PushFailed
 from edgert_deploy.fleet.export.prometheus import message
 from edgert_deploy.fleet.export.remote_write import RemoteWriter, packed
-from tests.support.fleet import NOW_MS, Pi, Sent
+from tests.support.fleet import NOW_MS, Pi, feed
 from tests.support.servers.prometheus import receiver
 
 
@@ -40,11 +40,6 @@ def unpacked(block: bytes) -> bytes:
 
 def a_writer(url: str) -> RemoteWriter:
     return RemoteWriter(url, wall_clock=lambda: NOW_MS / 1000)
-
-
-def feed(writer: RemoteWriter, sent: Sent) -> None:
-    for topic, payload in sent:
-        writer.apply(topic, payload, False, 0.0)
 
 
 def counter(heard: list[tuple[str, bytes]], name: str) -> list[tuple[int, float]]:

@@ -10,19 +10,9 @@ import urllib.request
 
 import pytest
 
-from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.export.scrape import scrape_server
-from tests.support.fleet import NOW_MS, Pi, Sent
-
-
-def an_exporter(by: str = "site,model,version,profile") -> Exporter:
-    return Exporter("b1", tuple(by.split(",")), wall_clock=lambda: 1_790_000_000.0)
-
-
-def feed(exporter: Exporter, sent: Sent) -> None:
-    for topic, payload in sent:
-        exporter.apply(topic, payload, False, 0.0)
+from tests.support.fleet import NOW_MS, Pi, an_exporter, feed
 
 
 def test_a_scraper_that_hangs_up_prints_no_message(capfd: pytest.CaptureFixture[str]) -> None:

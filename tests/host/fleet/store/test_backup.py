@@ -11,7 +11,7 @@ import pytest
 
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
-from tests.support.fleet import NOW_MS, Sent, a_fleet, ask, record, replayed
+from tests.support.fleet import NOW_MS, Sent, a_fleet, ask, feed, record, replayed
 from tests.support.servers.databases import new_database, postgres_folder
 
 Copy = Callable[[str, Path], str]
@@ -58,8 +58,7 @@ def test_a_backup_made_during_recording_answers_queries_and_can_be_continued(
     recorder = Recorder(store, lambda: NOW_MS)
 
     def go_on(messages: Sent) -> None:
-        for topic, payload in messages:
-            recorder.apply(topic, payload, False, 0.0)
+        feed(recorder, messages)
         recorder.flush()
 
     go_on(sent[: len(sent) // 2])

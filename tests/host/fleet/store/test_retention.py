@@ -15,7 +15,7 @@ from edgert_deploy.fleet.store.query import Answer
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.retention import Retention, forget, size_bytes
 from edgert_deploy.fleet.store.store import Store
-from tests.support.fleet import NOW_MS, Pi, a_fleet, ask, record, replayed
+from tests.support.fleet import NOW_MS, Pi, a_fleet, ask, feed, record, replayed
 
 DAY_MS = 86_400_000
 
@@ -53,8 +53,7 @@ def test_only_rows_of_devices_that_are_silent_beyond_the_retention_are_removed(u
     record(url, still.window(NOW_MS - 1, [1.0] * 10))
     clock_ms = [days_ago[1]]
     recorder = Recorder(Store(url), lambda: clock_ms[0])
-    for message in gone.window(days_ago[1], [2.0] * 4):
-        recorder.apply(*message, False, 0.0)
+    feed(recorder, gone.window(days_ago[1], [2.0] * 4))
     recorder.flush()
     assert list(rows_of(url).values()) == [3, 4, 4, 4, 4]
 
@@ -67,12 +66,10 @@ def test_only_rows_of_devices_that_are_silent_beyond_the_retention_are_removed(u
     assert asked() == before
     # Another device gets the removed ids, and a recorder that has cached these ids continues to write.
     newcomer = Recorder(pruner, lambda: NOW_MS)
-    for message in Pi("pi-4", "r4").window(NOW_MS - 1, [5.0] * 6):
-        newcomer.apply(*message, False, 0.0)
+    feed(newcomer, Pi("pi-4", "r4").window(NOW_MS - 1, [5.0] * 6))
     newcomer.flush()
     clock_ms[0] = NOW_MS
-    for message in gone.window(NOW_MS - 1, [2.0] * 7):
-        recorder.apply(*message, False, 0.0)
+    feed(recorder, gone.window(NOW_MS - 1, [2.0] * 7))
     recorder.flush()
     counts = {answer.group["device"]: answer.latency.count for answer in ask(url, 1, ("device",))}
     assert counts == {"pi-1": 10, "pi-3": 7, "pi-4": 6}

@@ -18,7 +18,7 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
-from tests.support.fleet import NOW_MS, Pi, Sent, ask, record
+from tests.support.fleet import NOW_MS, Pi, Sent, ask, feed, record
 
 
 @pytest.fixture
@@ -127,8 +127,7 @@ def test_a_write_searches_and_never_reads_a_whole_table(tmp_path: Path) -> None:
     again = Pi("pi-1", boot="b2")
     again.seq = 9
     for sent in (early[0] + early[3], second.info() + early[2] + early[4] + second.window(NOW_MS, [1.0]) + again.rolled_back(3, "limit"), early[1] + again.window(NOW_MS, [2.0])):  # fmt: skip
-        for message in sent:
-            recorder.apply(*message, False, 0.0)
+        feed(recorder, sent)
         recorder.flush()
     store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "fleet.db")) as database:
@@ -147,8 +146,7 @@ def test_a_write_searches_and_never_reads_a_whole_table(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_store_unchanged_and_is_tried_again(tmp_path: Path) -> None:
     store = Store(f"{tmp_path}/fleet.db")
     recorder = Recorder(store, lambda: NOW_MS)
-    for topic, payload in Pi("pi-1").window(NOW_MS - 1, [1.0]):
-        recorder.apply(topic, payload, False, 0.0)
+    feed(recorder, Pi("pi-1").window(NOW_MS - 1, [1.0]))
     blocker = sqlite3.connect(tmp_path / "fleet.db", isolation_level=None)
     with store._database.engine.connect() as connection:  # the engine waits for a lock by default; this test does not
         connection.exec_driver_sql("ROLLBACK")
@@ -175,8 +173,7 @@ def test_a_file_that_is_removed_under_a_recorder_and_a_reader_is_begun_anew(tmp_
     recorder = Recorder(store, lambda: NOW_MS)
     fleet: FleetQuery | None = None
     for n in (1, 2, 3):
-        for message in Pi(f"pi-{n}").window(NOW_MS - 1, [1.0]):
-            recorder.apply(*message, False, 0.0)
+        feed(recorder, Pi(f"pi-{n}").window(NOW_MS - 1, [1.0]))
         recorder.flush()
         fleet = fleet or FleetQuery(url)
         assert [device["device"] for device in fleet.devices()] == [f"pi-{n}"]

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,11 @@ from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.deployment import Outcome, Result
-from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
-from edgert_deploy.rollout.waves import Strategy
 from tests.support.devices import WAIT_S_MAX
-from tests.support.fleet import NOW_MS, Pi, Sent, Watched, feed, record
+from tests.support.fleet import NOW_MS, Pi, Sent, Watched, record, tell
 from tests.support.needed import needed
+from tests.support.rollouts import ROLLOUT
 
 NOW = 1000.0  # monotonic seconds
 
@@ -60,22 +60,10 @@ def a_day() -> Sent:
 def port(tmp_path: Path) -> Iterator[int]:
     url, fleet_state, store = str(tmp_path / "fleet.db"), Watched(), RolloutStore(tmp_path / "rollouts")
     assert record(url, a_day()).refused == 0
-    feed(fleet_state, a_day(), NOW)
+    tell(fleet_state, a_day(), NOW)
     outcomes = {"pi-1": Outcome("pi-1", Result.FAILED, error=ErrorText("x.y", "no"))}
-    store.write(
-        Rollout(
-            id="digits-1",
-            bundle="b",
-            digest="d",
-            model="digits",
-            release=7,
-            inventory="i",
-            devices=("pi-1", "pi-2"),
-            strategy=Strategy(),
-            trial_s=30.0,
-            outcomes=outcomes,
-        )
-    )
+    devices = ("pi-1", "pi-2")
+    store.write(replace(ROLLOUT, id="digits-1", model="digits", release=7, devices=devices, outcomes=outcomes))
     query = FleetQuery(url)
     hub = Hub(fleet_state, Rollouts(store), lambda: NOW, lambda: NOW_MS)
     hub.tick()

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
-from edgert.telemetry import messages
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui.fleet_state import Filter
 from edgert_deploy.fleet.ui.history import baselines
-from tests.support.fleet import NOW_MS, Pi, Sent, Watched, changed, feed, record
+from tests.support.fleet import NOW_MS, Pi, Sent, Watched, changed, record, tell
 
 NOW = 1000.0  # monotonic seconds
-
-
-def event(pi: Pi, seq: int, ts_ms: int, **fields: Any) -> Sent:
-    said = messages.envelope(ts_ms=ts_ms, boot=pi.boot, seq=seq) | fields
-    return [(pi.topics.event, messages.dump(said))]
 
 
 def state_of(fleet_state: Watched, device: str, now: float = NOW) -> tuple[str, str, int]:
@@ -34,8 +27,8 @@ def test_a_device_is_shown_in_its_worst_state_with_the_time_of_its_begin() -> No
     fleet_state = Watched()
     fleet = {name: Pi(name, version=version) for name, version in (("new", "r10"), ("old", "r9"), ("ill", "r10"))}
     for pi in fleet.values():
-        feed(fleet_state, pi.info() + pi.window(NOW_MS, [1.0]))
-    feed(fleet_state, fleet["ill"].deploy(NOW_MS - 5000, "temp_c"))
+        tell(fleet_state, pi.info() + pi.window(NOW_MS, [1.0]))
+    tell(fleet_state, fleet["ill"].deploy(NOW_MS - 5000, "temp_c"))
     assert state_of(fleet_state, "new")[0] == "online"
     assert state_of(fleet_state, "old") == (
         "behind",
@@ -48,31 +41,31 @@ def test_a_device_is_shown_in_its_worst_state_with_the_time_of_its_begin() -> No
     assert state_of(fleet_state, "ill", NOW + 151) == ("stale", "online, but sends nothing", NOW_MS)
     fleet_state.apply(fleet["new"].topics.status, b"lost", True, NOW)
     assert state_of(fleet_state, "new")[0] == "lost"
-    feed(fleet_state, fleet["ill"].deploy(NOW_MS))
+    tell(fleet_state, fleet["ill"].deploy(NOW_MS))
     assert state_of(fleet_state, "ill")[0] == "online"
     fleet_state.apply(fleet["ill"].topics.status, b"lost", True, NOW)
     assert state_of(fleet_state, "old")[0] == "online"  # no device that sends reports has r10
     late = Pi("late", version="r10")
-    feed(fleet_state, late.info() + late.window(NOW_MS - 20 * MINUTE_MS, [1.0]))
+    tell(fleet_state, late.info() + late.window(NOW_MS - 20 * MINUTE_MS, [1.0]))
     assert state_of(fleet_state, "late")[:2] == ("behind", "its reports are 20 min late")
 
 
 def test_a_description_that_arrives_late_does_not_replace_a_newer_one() -> None:
     fleet_state, pi = Watched(), Pi("pi-1")
-    feed(fleet_state, pi.deploy(NOW_MS - 1000) + pi.deploy(NOW_MS - 5000, "temp_c"))
+    tell(fleet_state, pi.deploy(NOW_MS - 1000) + pi.deploy(NOW_MS - 5000, "temp_c"))
     assert fleet_state.devices["plant-a", "pi-1"].alarms == {}
-    feed(fleet_state, Pi("pi-1", boot="b2").deploy(NOW_MS - 9000, "temp_c"))
+    tell(fleet_state, Pi("pi-1", boot="b2").deploy(NOW_MS - 9000, "temp_c"))
     assert fleet_state.devices["plant-a", "pi-1"].alarms == {"digits": ("temp_c",)}, "another boot has another clock"
     ahead = Pi("pi-2")
-    feed(fleet_state, ahead.deploy(NOW_MS + 3_600_000) + ahead.deploy(NOW_MS, "temp_c"))
+    tell(fleet_state, ahead.deploy(NOW_MS + 3_600_000) + ahead.deploy(NOW_MS, "temp_c"))
     assert fleet_state.devices["plant-a", "pi-2"].alarms == {"digits": ("temp_c",)}, "its clock was ahead, and was set"
 
 
 def test_a_model_that_was_removed_is_forgotten_and_a_model_that_cannot_serve_is_an_alarm() -> None:
     fleet_state, pi = Watched(), Pi("pi-1")
-    feed(fleet_state, [(topic.replace("digits", name), payload) for name in ("old", "ill", "digits") for topic, payload in pi.window(NOW_MS, [1.0])])  # fmt: skip
-    feed(fleet_state, changed(pi.deploy(NOW_MS), ill_alarms="quarantined"))
-    feed(fleet_state, pi.window(NOW_MS + 11 * MINUTE_MS, [1.0]), wall_ms=NOW_MS + 11 * MINUTE_MS)
+    tell(fleet_state, [(topic.replace("digits", name), payload) for name in ("old", "ill", "digits") for topic, payload in pi.window(NOW_MS, [1.0])])  # fmt: skip
+    tell(fleet_state, changed(pi.deploy(NOW_MS), ill_alarms="quarantined"))
+    tell(fleet_state, pi.window(NOW_MS + 11 * MINUTE_MS, [1.0]), wall_ms=NOW_MS + 11 * MINUTE_MS)
     seen = fleet_state.view_of("plant-a", "pi-1", NOW)
     assert seen is not None
     assert (sorted(seen.device.models), seen.state, seen.why) == (["digits"], "alarmed", "quarantined")
@@ -80,7 +73,7 @@ def test_a_model_that_was_removed_is_forgotten_and_a_model_that_cannot_serve_is_
 
 def test_an_alarm_of_the_device_itself_makes_the_device_alarmed() -> None:
     fleet_state, pi = Watched(), Pi("pi-1")
-    feed(fleet_state, pi.window(NOW_MS, [1.0]) + changed(pi.deploy(NOW_MS), alarms="channel_stale"))
+    tell(fleet_state, pi.window(NOW_MS, [1.0]) + changed(pi.deploy(NOW_MS), alarms="channel_stale"))
     assert state_of(fleet_state, "pi-1") == ("alarmed", "channel_stale", NOW_MS)
 
 
@@ -91,7 +84,7 @@ def test_the_store_has_the_times_since_which_a_device_is_silent_and_alarmed(stor
     query, fleet_state = FleetQuery(url), Watched()
     fleet_state.load_devices(query.devices(), NOW)
     assert state_of(fleet_state, "pi-1") == ("stale", "online, but sends nothing", hour_ago)
-    feed(fleet_state, pi.window(NOW_MS, [1.0]))
+    tell(fleet_state, pi.window(NOW_MS, [1.0]))
     assert state_of(fleet_state, "pi-1") == ("alarmed", "p99_ms", hour_ago)
     query.close()
 
@@ -115,7 +108,7 @@ def test_a_page_that_opens_late_shows_every_active_alarm_of_500_devices() -> Non
 
 def test_an_idle_device_has_no_percentile_in_any_list() -> None:
     fleet_state, pi = Watched(), Pi("pi-1")
-    feed(fleet_state, pi.info() + pi.window(NOW_MS, []))
+    tell(fleet_state, pi.info() + pi.window(NOW_MS, []))
     seen = fleet_state.view_of("plant-a", "pi-1", NOW)
     assert seen is not None
     line = seen.device.models["digits"]
@@ -136,19 +129,19 @@ def test_a_device_that_stays_far_from_its_peers_is_shown_as_slow_with_the_differ
     fleet = [Pi(f"pi-{n}") for n in range(4)]
     other = Pi("nuc", profile="nuc")
     for pi in (*fleet, other):
-        feed(fleet_state, pi.info())
+        tell(fleet_state, pi.info())
     for pi in fleet[:3]:
-        feed(fleet_state, paced(pi, 10.0, 10.0, 10.0, 10.0))
-    feed(fleet_state, paced(other, 90.0, 90.0, 90.0))  # another profile has its own baseline
-    feed(fleet_state, paced(fleet[3], 10.0, 10.0, 31.0, 32.0))
+        tell(fleet_state, paced(pi, 10.0, 10.0, 10.0, 10.0))
+    tell(fleet_state, paced(other, 90.0, 90.0, 90.0))  # another profile has its own baseline
+    tell(fleet_state, paced(fleet[3], 10.0, 10.0, 31.0, 32.0))
     assert state_of(fleet_state, "pi-3")[0] == "online", "two windows are not enough"
-    feed(fleet_state, paced(fleet[3], 33.0, begin=4))
+    tell(fleet_state, paced(fleet[3], 33.0, begin=4))
     assert state_of(fleet_state, "pi-3", NOW + 1)[:2] == ("slow", "digits p99 33 ms, 3.3 times its baseline")
     since_ms = state_of(fleet_state, "pi-3", NOW + 2)[2]
     assert since_ms == state_of(fleet_state, "pi-3", NOW + 60)[2]
     assert state_of(fleet_state, "nuc")[0] == "online"
     assert state_of(fleet_state, "pi-0")[0] == "online"
-    feed(fleet_state, paced(fleet[3], 15.0, begin=5))
+    tell(fleet_state, paced(fleet[3], 15.0, begin=5))
     assert state_of(fleet_state, "pi-3")[0] == "online"
 
 
@@ -166,10 +159,10 @@ def test_a_model_that_is_slower_than_in_the_last_week_or_than_its_target_is_slow
     for each in (fleet_state, wanted):
         again = Pi("pi-1", boot="b2")
         each.load_baselines(usual_ms)
-        feed(each, again.info() + paced(again, 40.0, 40.0, 40.0))
+        tell(each, again.info() + paced(again, 40.0, 40.0, 40.0))
     assert state_of(fleet_state, "pi-1")[:2] == ("slow", "digits p99 40 ms, 4.0 times its baseline")
     assert state_of(wanted, "pi-1")[0] == "online", "the target counts where there is one"
-    feed(wanted, paced(again, 60.0, 60.0, 60.0, begin=3))
+    tell(wanted, paced(again, 60.0, 60.0, 60.0, begin=3))
     assert state_of(wanted, "pi-1")[:2] == ("slow", "digits p99 60 ms, target 50 ms")
-    feed(wanted, paced(again, 60.0, begin=6, requests=0))
+    tell(wanted, paced(again, 60.0, begin=6, requests=0))
     assert state_of(wanted, "pi-1")[0] == "online", "a model that nobody asks is not slow"

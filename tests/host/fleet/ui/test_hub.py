@@ -10,7 +10,7 @@ from edgert_deploy.fleet.ui.fleet_state import Filter
 from edgert_deploy.fleet.ui.hub import Hub
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.rollout.rollout_store import RolloutStore
-from tests.support.fleet import NOW_MS, Pi, Watched, feed
+from tests.support.fleet import NOW_MS, Pi, Watched, tell
 
 NOW = 1000.0  # monotonic seconds
 
@@ -20,7 +20,7 @@ def test_a_stream_sends_only_changes_and_the_whole_fleet_after_new_devices(tmp_p
     hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: clock[0], lambda: NOW_MS)
     fleet = [Pi(f"pi-{number:05}") for number in range(10_000)]
     for pi in fleet:
-        feed(fleet_state, pi.info())
+        tell(fleet_state, pi.info())
     hub.tick()
     first = hub.view(Filter())
     assert first.counts["online"] == 10_000
@@ -31,7 +31,7 @@ def test_a_stream_sends_only_changes_and_the_whole_fleet_after_new_devices(tmp_p
     assert change is not None
     assert change["changed"] == [["plant-a", 7, "l"]]
     assert len(json.dumps(change)) < 2000
-    feed(fleet_state, Pi("zz").info())
+    tell(fleet_state, Pi("zz").info())
     hub.tick()
     assert hub.view(Filter()).since(first) is None
     listed = Answers(hub, None).devices({"state": "", "page": "3", "sort": "device"})  # type: ignore[arg-type]

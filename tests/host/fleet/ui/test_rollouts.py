@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from edgert.errors import ErrorText
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.rollout.deployment import Outcome, Result
-from edgert_deploy.rollout.rollout_record import Rollout
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
+from tests.support.rollouts import ROLLOUT
 
 
 def test_rollouts_are_read_from_disk_and_a_rollout_without_a_process_is_cut_off(tmp_path: Path) -> None:
@@ -20,9 +21,8 @@ def test_rollouts_are_read_from_disk_and_a_rollout_without_a_process_is_cut_off(
     names = tuple(f"pi-{number}" for number in range(10))
     failed = Outcome("pi-1", Result.FAILED, error=ErrorText("transport.unreachable", "no answer"))
     outcomes = {"pi-0": Outcome("pi-0", Result.LIVE), "pi-1": failed}
-    rollout = Rollout(
-        id="digits-1", bundle="b", digest="d", model="digits", release=7, inventory="i", devices=names, strategy=Strategy.parse(1, "50%,100%", "3", 8, 0), trial_s=30.0, outcomes=outcomes
-    )  # fmt: skip
+    strategy = Strategy.parse(1, "50%,100%", "3", 8, 0)
+    rollout = replace(ROLLOUT, id="digits-1", release=7, devices=names, strategy=strategy, outcomes=outcomes)
     store = RolloutStore(folder)
     store.write(rollout)
     with store.at_work("digits-1"):
@@ -41,20 +41,7 @@ def test_rollouts_are_read_from_disk_and_a_rollout_without_a_process_is_cut_off(
 def test_rollouts_of_another_brokers_fleet_do_not_appear(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     for number, devices in enumerate((("pi-0", "pi-1"), ("oven",)), start=1):
-        store.write(
-            Rollout(
-                id=f"digits-{number}",
-                bundle="b",
-                digest="d",
-                model="digits",
-                release=7,
-                inventory="i",
-                devices=devices,
-                strategy=Strategy(),
-                trial_s=30.0,
-                number=number,
-            )
-        )
+        store.write(replace(ROLLOUT, id=f"digits-{number}", devices=devices, number=number))
     rollouts = Rollouts(store)
 
     def shown(*devices: str) -> list[str]:

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -29,7 +28,8 @@ from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from tests.support.devices import WAIT_S_MAX
-from tests.support.fleet import NOW_MS, Pi, Watched, feed, record
+from tests.support.fleet import NOW_MS, Pi, Watched, record, tell
+from tests.support.fleet_page import get
 
 NOW = 1000.0  # monotonic seconds
 TOKEN = "a-token-of-this-test"
@@ -39,7 +39,7 @@ TOKEN = "a-token-of-this-test"
 def answers(tmp_path: Path) -> Iterator[Answers]:
     url, pi, fleet_state = str(tmp_path / "fleet.db"), Pi("pi-1"), Watched()
     record(url, pi.info() + pi.window(NOW_MS - 1, [1.0]))
-    feed(fleet_state, pi.info() + pi.window(NOW_MS, [1.0]))
+    tell(fleet_state, pi.info() + pi.window(NOW_MS, [1.0]))
     query = FleetQuery(url)
     hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: NOW, lambda: NOW_MS)
     yield Answers(hub, History(query, lambda: NOW_MS))
@@ -52,15 +52,6 @@ def serving(answers: Answers, access: Access) -> Iterator[int]:
     server = PageServer(answers, access, "127.0.0.1", 0)
     yield server.port
     server.close()
-
-
-def get(port: int, path: str, headers: dict[str, str] | None = None, verb: str = "GET") -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S_MAX)
-    connection.request(verb, path, headers={"Host": f"127.0.0.1:{port}", **(headers or {})})
-    answer = connection.getresponse()
-    answer.body = answer.read()  # type: ignore[attr-defined]
-    connection.close()
-    return answer
 
 
 def test_requests_from_other_sites_or_with_foreign_host_names_are_refused(answers: Answers) -> None:

@@ -23,7 +23,6 @@ from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.accuracy.activation_ranges import activations
-from edgert_deploy.packager.build_cache import cache_key
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.build_processes import BuildProcesses, free_memory_bytes
 from edgert_deploy.packager.processes.work_folder import work_folder
@@ -45,11 +44,10 @@ def processes(folder: Path, source: Any, calibration: Any) -> BuildProcesses:
 def test_two_simultaneous_builds_are_in_the_cache_afterwards(
     digits_source: Any, digits_calibration: Any, tmp_path: Path
 ) -> None:
-    cache, lines = FileCache(tmp_path / "cache"), list[str]()
-    builds = BuildProcesses(tmp_path, digits_source, digits_calibration, cache)
+    builds, lines = processes(tmp_path, digits_source, digits_calibration), list[str]()
     builds.prebuild(SPECS, lines.append, processes=2)
     for spec in SPECS:
-        assert cache.find(cache_key(spec, digits_source, digits_calibration))
+        assert builds.is_cached(spec)
     assert {"raspberry-pi-4: building tflite int8", "this-machine: building onnxruntime int8"} <= set(lines)
     lines.clear()
     builds.prebuild(SPECS, lines.append, processes=2)

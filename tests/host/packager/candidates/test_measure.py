@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
-from hil.support.sshd import SshDevice, running_sshd
+from hil.support.sshd import SshDevice
 from tests.support import models
 from tests.support.profiles import profile
 
@@ -121,12 +120,6 @@ def test_an_artifact_that_crashes_its_engine_is_not_timed_and_the_others_are_tim
     assert "exited with -8" in timings["onnxruntime-int8"].error  # SIGFPE
     assert timings["onnxruntime-fp32"].p50_ms > 0
     assert any("each artifact is timed alone" in line for line in lines)
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshDevice]:
-    with running_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
 
 
 def with_edgertd(sshd: SshDevice) -> None:

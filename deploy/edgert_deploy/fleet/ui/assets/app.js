@@ -1,6 +1,6 @@
 // The page: its address selects the view, and one stream of events delivers the data.
 
-import {empty, h, replace} from "./dom.js";
+import {empty, h, replace, select} from "./dom.js";
 import {ago, moment} from "./format.js";
 import {Overview} from "./overview.js";
 import {DevicePage, Devices, Events, RolloutsPage} from "./lists.js";
@@ -182,17 +182,8 @@ class App {
       .map(([name, all]) => {
         const chosen = this.params.get(name) ?? "";
         const offered = [...new Set([...(words[name] ?? []), ...(chosen ? [chosen] : [])])];
-        return h(
-          "label",
-          {class: chosen ? "set" : null},
-          h("span", {class: "hidden"}, name),
-          h(
-            "select",
-            {"data-key": `filter-${name}`, onchange: (event) => this.set({[name]: event.target.value})},
-            h("option", {value: ""}, all),
-            offered.map((word) => h("option", {value: word, selected: word === chosen}, word)),
-          ),
-        );
+        const props = {"data-key": `filter-${name}`, onchange: (event) => this.set({[name]: event.target.value})};
+        return select(name, chosen, [["", all], ...offered.map((word) => [word, word])], props, chosen ? "set" : null);
       });
     const clear = this.filtered
       ? h(

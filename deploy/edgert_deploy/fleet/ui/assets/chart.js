@@ -1,6 +1,6 @@
 // A model's latency over time: percentiles by version, requests, and a heat-map of the histogram, on one time axis.
 
-import {colour, h, replace, s} from "./dom.js";
+import {colour, h, head, replace, s} from "./dom.js";
 import {clock, count, digits, ms} from "./format.js";
 import {RIGHT, TimeChart, logAxis, logTicks, momentOf, runs, stepWords, tickWords} from "./timechart.js";
 
@@ -273,15 +273,9 @@ export class LatencyChart extends TimeChart {
         "table",
         null,
         h("caption", {class: "hidden"}, `Percentiles by version, ${when}`),
-        h(
-          "thead",
-          null,
-          h(
-            "tr",
-            null,
-            h("th", {scope: "col"}, when),
-            ["p50 ms", "p95", "p99", "requests"].map((name) => h("th", {scope: "col", class: "n"}, name)),
-          ),
+        head(
+          h("th", {scope: "col"}, when),
+          ["p50 ms", "p95", "p99", "requests"].map((name) => h("th", {scope: "col", class: "n"}, name)),
         ),
         h("tbody", null, rows),
       ),

@@ -2,6 +2,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+const shown = (children) =>
+  children.flat(3).filter((child) => child !== null && child !== undefined && child !== false);
+
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === undefined || value === null || value === false) continue;
@@ -10,7 +13,7 @@ function fill(element, props, children) {
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...shown(children));
   return element;
 }
 
@@ -21,9 +24,7 @@ export const s = (tag, props, ...children) => fill(document.createElementNS(SVG,
 export function replace(container, ...children) {
   const focused = container.contains(document.activeElement) ? document.activeElement : null;
   const key = focused?.dataset.key ?? focused?.getAttribute("href") ?? focused?.id;
-  container.replaceChildren(
-    ...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false),
-  );
+  container.replaceChildren(...shown(children));
   if (focused && key && !container.contains(focused)) {
     const same = [...container.querySelectorAll("a, button, [tabindex], input, select")].find(
       (each) => (each.dataset.key ?? each.getAttribute("href") ?? each.id) === key,
@@ -35,6 +36,18 @@ export function replace(container, ...children) {
 // The value of a colour named in style.css, for painting on a canvas.
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// A list of choices [value, title] with a hidden label.
+export const select = (label, chosen, choices, props, type = null) =>
+  h(
+    "label",
+    {class: type},
+    h("span", {class: "hidden"}, label),
+    h("select", props, choices.map(([value, title]) => h("option", {value, selected: value === chosen}, title))),
+  );
+
+// The first row of a table.
+export const head = (...cells) => h("thead", null, h("tr", null, cells));
+
 // A plain table. `columns`: [heading, "n" for numbers]; a cell is text or an element.
 export function table(caption, columns, rows) {
   const kind = (i) => columns[i][1] || null;
@@ -45,15 +58,7 @@ export function table(caption, columns, rows) {
       "table",
       null,
       h("caption", null, caption),
-      h(
-        "thead",
-        null,
-        h(
-          "tr",
-          null,
-          columns.map(([title, type]) => h("th", {scope: "col", class: type || null}, title)),
-        ),
-      ),
+      head(columns.map(([title, type]) => h("th", {scope: "col", class: type || null}, title))),
       h(
         "tbody",
         null,

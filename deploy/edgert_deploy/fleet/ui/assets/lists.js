@@ -1,6 +1,6 @@
 // The lists: devices with the page of one device, events, rollouts.
 
-import {code, empty, h, itemwise, replace, table} from "./dom.js";
+import {code, empty, h, head, itemwise, replace, select, table} from "./dom.js";
 import {ago, bytes, count, digits, lasting, moment} from "./format.js";
 import {Feed} from "./feed.js";
 import {ModelCards} from "./model.js";
@@ -19,18 +19,12 @@ export function deviceTable(app, devices, {short = false} = {}) {
     h(
       "table",
       {class: "devices"},
-      h(
-        "thead",
-        null,
-        h(
-          "tr",
-          null,
-          heading("device"),
-          heading("state"),
-          short ? null : heading("models", "wide"),
-          short ? null : heading("p99 ms", "n"),
-          heading(short ? "since" : "since, or heard"),
-        ),
+      head(
+        heading("device"),
+        heading("state"),
+        short ? null : heading("models", "wide"),
+        short ? null : heading("p99 ms", "n"),
+        heading(short ? "since" : "since, or heard"),
       ),
       h(
         "tbody",
@@ -301,17 +295,11 @@ export class Devices extends Page {
     )
       return;
     this.drawn = drawn;
-    const select = (key, label, options, chosen) =>
-      h(
-        "label",
-        null,
-        h("span", {class: "hidden"}, label),
-        h(
-          "select",
-          {"data-key": key, onchange: (event) => app.set({[key]: event.target.value})},
-          Object.entries(options).map(([value, title]) => h("option", {value, selected: value === chosen}, title)),
-        ),
-      );
+    const choice = (key, label, options, chosen) =>
+      select(label, chosen, Object.entries(options), {
+        "data-key": key,
+        onchange: (event) => app.set({[key]: event.target.value}),
+      });
     replace(
       this.tools,
       h(
@@ -326,8 +314,8 @@ export class Devices extends Page {
           oninput: (event) => this.search(event.target.value),
         }),
       ),
-      select("state", "State", states, state),
-      select("sort", "Order", SORTS, app.params.get("sort") ?? "state"),
+      choice("state", "State", states, state),
+      choice("sort", "Order", SORTS, app.params.get("sort") ?? "state"),
     );
   }
 
@@ -397,24 +385,20 @@ export class Events extends Page {
     if (!this.tools.contains(document.activeElement))
       replace(
         this.tools,
-        h(
-          "label",
-          null,
-          h("span", {class: "hidden"}, "Type of event"),
-          h(
-            "select",
-            {
-              "data-key": "event",
-              onchange: (event) => {
-                event.target.blur();
-                app.set({event: event.target.value});
-              },
+        select(
+          "Type of event",
+          chosen,
+          [
+            ["", "all types"],
+            ...Object.entries(offered).map(([name, number]) => [name, `${name.replaceAll("_", " ")} (${count(number)})`]),
+          ],
+          {
+            "data-key": "event",
+            onchange: (event) => {
+              event.target.blur();
+              app.set({event: event.target.value});
             },
-            h("option", {value: ""}, "all types"),
-            Object.entries(offered).map(([name, number]) =>
-              h("option", {value: name, selected: name === chosen}, `${name.replaceAll("_", " ")} (${count(number)})`),
-            ),
-          ),
+          },
         ),
         app.exports("events", {event: chosen}, "the events"),
       );

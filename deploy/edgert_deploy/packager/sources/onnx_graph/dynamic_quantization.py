@@ -40,7 +40,7 @@ def undo(proto: Any, constants: Any) -> None:
     for node in nodes:
         if graph.fold(node):
             continue
-        has_float_bias = node.op_type == "Add" and any(graph.has_made(name) for name in node.input)
+        has_float_bias = node.op_type == "Add" and any(name in graph.made for name in node.input)
         if node.op_type != "Cast" and not has_float_bias and sums.intersection(node.input):
             raise BuildFailed(
                 f"{node.op_type} {(node.name or node.output[0])!r} computes with sums in INT32, so EdgeRT cannot convert the model "
@@ -56,18 +56,15 @@ class _Graph:
     def __init__(self, graph: Any, constants: Any) -> None:
         self._graph = graph
         self._constants = constants
-        self._made: dict[str, Array] = {}
+        self.made: dict[str, Array] = {}
         self.before: dict[str, str] = {}
 
     def put(self, name: str, array: Array) -> str:
         from onnx import numpy_helper
 
         self._graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        self._made[name] = array
+        self.made[name] = array
         return name
-
-    def has_made(self, name: str) -> bool:
-        return name in self._made
 
     def fold(self, node: Any) -> bool:
         """If `node` computes with scales, make the result a constant and return True.
@@ -75,9 +72,9 @@ class _Graph:
         ONNX Runtime 1.32 crashes on a product of scales in FP16. Quantizers of 2020 divide a bias by the scale of the
         sums, and round it to add it in INT32. The constant is not rounded.
         """
-        if node.op_type not in _FOLDED or not any(name in self._made for name in node.input):
+        if node.op_type not in _FOLDED or not any(name in self.made for name in node.input):
             return False
-        values = [self._made.get(name, self._constants.get(name)) for name in node.input]
+        values = [self.made.get(name, self._constants.get(name)) for name in node.input]
         if any(value is None for value in values):
             return False
         self.put(node.output[0], np.asarray(_FOLDED[node.op_type](*values), np.float32))

@@ -63,6 +63,13 @@ def graphs_inside(node: Any) -> Iterator[Any]:
             yield from graphs_of(graph)
 
 
+def attribute_of(node: Any, name: str, default: Any = None) -> Any:
+    """Return the value of an attribute of `node`, or `default` if the node lacks it. Text is bytes."""
+    from onnx import helper
+
+    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+
+
 class Constants:
     """The constants of a graph and of the graphs inside its nodes, by name.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, copy_of, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, attribute_of, copy_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
 # Operators of quantized arithmetic. `float_of` keeps them unless dynamic_quantization.py replaces them.
@@ -153,9 +153,8 @@ def _along(node: Any, values: Array, shape: tuple[int, ...]) -> Array:
     """Reshape or repeat `values` (per tensor, channel or block) so that they broadcast over `shape`."""
     if values.size == 1:
         return values.reshape(())
-    numbers = {a.name: int(a.i) for a in node.attribute}
-    axis = numbers.get("axis", 1) % len(shape)
-    if block := numbers.get("block_size", 0):
+    axis = attribute_of(node, "axis", 1) % len(shape)
+    if block := attribute_of(node, "block_size", 0):
         return np.repeat(values, block, axis).take(range(shape[axis]), axis)
     return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 

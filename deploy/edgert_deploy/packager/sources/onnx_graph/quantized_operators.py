@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, copy_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, attribute_of, copy_of, refill
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
@@ -93,8 +93,8 @@ class _Rewriter:
             yield helper.make_node(DEQUANTIZE, [node.input[form.bias], scale], inputs[-1:], f"{name}/bias/dq", axis=0)
         result = [name for name in node.input[form.result : form.result + 2] if name]
         computed = f"{name}/float" if result else name  # without a scale of its result, a QGemm gives floats
-        if node.op_type == "QLinearSoftmax" and _attribute(node, "opset", OPSET_OF_AXIS) < OPSET_OF_AXIS:
-            yield from _softmax_of_rows(name, inputs[0], computed, _attribute(node, "axis", -1))
+        if node.op_type == "QLinearSoftmax" and attribute_of(node, "opset", OPSET_OF_AXIS) < OPSET_OF_AXIS:
+            yield from _softmax_of_rows(name, inputs[0], computed, attribute_of(node, "axis", -1))
         else:
             plain = helper.make_node(form.op, inputs, [computed], node.name or name)
             plain.attribute.extend(a for a in node.attribute if a.name not in OWN_ATTRIBUTES)
@@ -103,7 +103,7 @@ class _Rewriter:
             yield helper.make_node(QUANTIZE, [computed, *result], [name], f"{name}/q")
 
     def _is_known(self, node: Any, form: _Form) -> bool:
-        return not _attribute(node, "channels_last", 0) and all(
+        return not attribute_of(node, "channels_last", 0) and all(
             node.input[at + 1] in self._constants for at in form.operands
         )
 
@@ -120,7 +120,7 @@ class _Rewriter:
 
         left, right = (np.asarray(self._constants.get(node.input[at])) for at in (1, 4))
         name = f"{node.output[0]}/scale"
-        product = left.reshape(()) * right.reshape(() if right.size == 1 else -1) * _attribute(node, "alpha", 1.0)
+        product = left.reshape(()) * right.reshape(() if right.size == 1 else -1) * attribute_of(node, "alpha", 1.0)
         self._graph.initializer.append(numpy_helper.from_array(product.astype(np.float32), name))
         return name
 
@@ -138,12 +138,6 @@ def _softmax_of_rows(name: str, values: str, result: str, axis: int) -> list[Any
     ]
 
 
-def _attribute(node: Any, name: str, default: Any) -> Any:
-    from onnx import helper
-
-    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
-
-
 def _has_channels_first(node: Any) -> bool:
     """Whether scales per channel belong to axis 0 of the node's weights. Otherwise they belong to axis 1."""
-    return node.op_type == "QLinearConv" or bool(_attribute(node, "transB", 0))
+    return node.op_type == "QLinearConv" or bool(attribute_of(node, "transB", 0))

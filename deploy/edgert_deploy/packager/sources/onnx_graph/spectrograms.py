@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, attribute_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 FRAME_LENGTH_MAX = 4096  # the size of the weights grows with the square of the frame's length: 67 MB at this limit
@@ -24,11 +24,8 @@ def state_one_sided(proto: Any) -> bool:
     """
     from onnx import helper
 
-    bare = [
-        node
-        for node in nodes_of(proto.graph)
-        if node.op_type == "STFT" and all(attribute.name != "onesided" for attribute in node.attribute)
-    ]
+    stfts = (node for node in nodes_of(proto.graph) if node.op_type == "STFT")
+    bare = [node for node in stfts if attribute_of(node, "onesided") is None]
     for node in bare:
         node.attribute.append(helper.make_attribute("onesided", 1))
     return bool(bare)
@@ -68,7 +65,7 @@ def _waves(node: Any, constants: Constants) -> Array | None:
     n = len(shape)
     if n > FRAME_LENGTH_MAX or (length and _number(constants, length) != n):
         return None
-    one_sided = next((attribute.i for attribute in node.attribute if attribute.name == "onesided"), 1)
+    one_sided = attribute_of(node, "onesided", 1)
     turns = np.outer(np.arange(n // 2 + 1 if one_sided else n), np.arange(n)) % n * (2 * np.pi / n)
     waves: Array = np.concatenate([np.cos(turns), -np.sin(turns)]) * shape
     return waves[:, None].astype(np.float32)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, attribute_of, nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
 
 NEGATIVE_ZERO = "edgert_negative_zero"
@@ -55,7 +55,7 @@ def _pads(proto: Any) -> list[Any]:
     def is_wrong(pad: Any) -> bool:
         if pad is None or pad.op_type != "Pad" or len(pad.input) < 2:  # before opset 11, the value is an attribute
             return False
-        if any(attribute.name == "mode" and attribute.s != b"constant" for attribute in pad.attribute):
+        if attribute_of(pad, "mode", b"constant") != b"constant":
             return False
         value = constants.get(pad.input[2]) if len(pad.input) > 2 and pad.input[2] else np.zeros(())
         before = maker(pad.input[0])
