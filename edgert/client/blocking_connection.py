@@ -155,7 +155,7 @@ class Connection:
             raise event
 
     def _send_request(self, parts: Sequence[wire.Buffer], sent: int, deadline: float) -> None:
-        """Send what follows the first `sent` bytes of a request. Raises DeadlineExceeded, or the daemon's error."""
+        """Send a request without its first `sent` bytes. Raises DeadlineExceeded, or the daemon's error."""
         try:
             self._send_rest(parts, sent, deadline)
         except BlockingIOError as error:
@@ -164,7 +164,7 @@ class Connection:
             raise self._early_error(deadline) from error
 
     def _send_rest(self, parts: Sequence[wire.Buffer], sent: int, deadline: float) -> None:
-        """Send what follows the first `sent` bytes of `parts`. Raises BlockingIOError at the deadline.
+        """Send `parts` without their first `sent` bytes. Raises BlockingIOError at the deadline.
 
         A blocking send could exceed the deadline: each piece that the daemon reads, and each signal, restarts the
         kernel's time-out.

@@ -128,7 +128,7 @@ class FrameBuffer:
         return self._parse(filled)
 
     def form(self) -> FrameForm | None:
-        """Return what a next frame must equal to have the last frame's form; None if no frame can have this form.
+        """Return the form of the last frame, for later frames; None if no frame can have this form.
 
         Such a frame may be read without `feed`, if it arrives whole: the last frame's tensors then show its values.
         """
