@@ -1,6 +1,7 @@
 // The page: its address selects the view, and one stream of events delivers the data.
 
 import {empty, h, replace, select} from "./dom.js";
+import {Feed} from "./feed.js";
 import {ago, moment} from "./format.js";
 import {Overview} from "./overview.js";
 import {DevicePage, Devices, Events, RolloutsPage} from "./lists.js";
@@ -73,6 +74,11 @@ class App {
       : {error: {message: await response.text()}};
     if (value.error) throw new Error(value.error.message);
     return value;
+  }
+
+  // A Feed of the answers of `ask`. `more` may be a function that returns the parameters.
+  feed(what, more, show, container, every_ms) {
+    return new Feed(() => this.ask(what, typeof more === "function" ? more() : more), show, container, every_ms);
   }
 
   // Links to the same answer as files. `about` describes them to a screen reader.

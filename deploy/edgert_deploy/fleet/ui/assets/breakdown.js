@@ -108,7 +108,8 @@ export class Breakdown {
 
   more(given, total) {
     if (total <= FEW) return null;
-    const words = this.all && total > given ? `The table shows the ${given} slowest of ${count(total)}; the CSV file has all.` : "";
+    const words =
+      this.all && total > given ? `The table shows the ${given} slowest of ${count(total)}; the CSV file has all.` : "";
     return h(
       "p",
       {class: "small"},

@@ -42,7 +42,11 @@ export const select = (label, chosen, choices, props, type = null) =>
     "label",
     {class: type},
     h("span", {class: "hidden"}, label),
-    h("select", props, choices.map(([value, title]) => h("option", {value, selected: value === chosen}, title))),
+    h(
+      "select",
+      props,
+      choices.map(([value, title]) => h("option", {value, selected: value === chosen}, title)),
+    ),
   );
 
 // The first row of a table.
