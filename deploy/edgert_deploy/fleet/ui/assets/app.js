@@ -1,6 +1,6 @@
 // The page: its address selects the view, and one stream of events delivers the data.
 
-import {empty, h, replace, select} from "./dom.js";
+import {button, empty, h, replace, select} from "./dom.js";
 import {Feed} from "./feed.js";
 import {ago, moment} from "./format.js";
 import {Overview} from "./overview.js";
@@ -192,16 +192,10 @@ class App {
         return select(name, chosen, [["", all], ...offered.map((word) => [word, word])], props, chosen ? "set" : null);
       });
     const clear = this.filtered
-      ? h(
-          "button",
-          {
-            type: "button",
-            class: "plain",
-            "data-key": "clear",
-            onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""]))),
-          },
-          "Clear",
-        )
+      ? button("Clear", () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""]))), {
+          class: "plain",
+          "data-key": "clear",
+        })
       : null;
     const here = page + location.search,
       drawn = JSON.stringify([words, here]);
@@ -214,16 +208,10 @@ class App {
     [this.drawnFilters, this.drawnFor] = [drawn, here];
     const chosen = selects.filter((each) => each.classList.contains("set")).length;
     // On a phone, only the chosen filters show until the button is pressed.
-    const more = h(
-      "button",
-      {
-        type: "button",
-        class: "phone",
-        "data-key": "filters",
-        "aria-expanded": String(form.classList.contains("open")),
-        onclick: (event) => event.target.setAttribute("aria-expanded", String(form.classList.toggle("open"))),
-      },
+    const more = button(
       chosen ? `Filters (${chosen})` : "Filters",
+      (event) => event.target.setAttribute("aria-expanded", String(form.classList.toggle("open"))),
+      {class: "phone", "data-key": "filters", "aria-expanded": String(form.classList.contains("open"))},
     );
     replace(form, more, selects, clear);
   }

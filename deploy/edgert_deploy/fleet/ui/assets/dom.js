@@ -36,6 +36,9 @@ export function replace(container, ...children) {
 // The value of a colour named in style.css, for painting on a canvas.
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// A button that does not send a form.
+export const button = (words, onclick, props) => h("button", {type: "button", onclick, ...props}, words);
+
 // A list of choices [value, title] with a hidden label.
 export const select = (label, chosen, choices, props, type = null) =>
   h(

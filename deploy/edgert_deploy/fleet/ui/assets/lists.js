@@ -1,6 +1,6 @@
 // The lists: devices with the page of one device, events, rollouts.
 
-import {code, empty, h, head, itemwise, replace, select, table} from "./dom.js";
+import {button, code, empty, h, head, itemwise, replace, select, table} from "./dom.js";
 import {ago, bytes, count, digits, lasting, moment} from "./format.js";
 import {ModelCards} from "./model.js";
 import {STATES, badge} from "./states.js";
@@ -341,16 +341,10 @@ export class Devices extends Page {
           ),
     );
     const turn = (to, words) =>
-      h(
-        "button",
-        {
-          type: "button",
-          "data-key": words,
-          disabled: to < 1 || to > pages,
-          onclick: () => app.set({page: to > 1 ? String(to) : ""}),
-        },
-        words,
-      );
+      button(words, () => app.set({page: to > 1 ? String(to) : ""}), {
+        "data-key": words,
+        disabled: to < 1 || to > pages,
+      });
     replace(
       this.pager,
       pages > 1
