@@ -77,11 +77,6 @@ def counters_of(metrics: MetricsMessage) -> tuple[int, ...]:
     return tuple(messages.int_of(metrics.fields, name) for name in COUNTER_FIELDS.values())
 
 
-def counters_began_now(metrics: MetricsMessage) -> bool:
-    """Return whether the counters began at 0 within this window."""
-    return metrics.number("uptime_s") <= metrics.window_s + 1
-
-
 def increase(
     counters: Sequence[int], before: Sequence[int] | None, report: MetricsMessage, new_spool: bool
 ) -> tuple[int, ...]:
@@ -100,7 +95,8 @@ def increase(
     """
     fell = before is not None and any(value < was for value, was in zip(counters, before, strict=True))
     if before is None or (fell and new_spool):
-        return tuple(counters) if counters_began_now(report) else (0,) * len(counters)
+        began_now = report.number("uptime_s") <= report.window_s + 1
+        return tuple(counters) if began_now else (0,) * len(counters)
     return tuple(counters) if fell else tuple(value - was for value, was in zip(counters, before, strict=True))
 
 

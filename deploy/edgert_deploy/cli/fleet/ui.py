@@ -124,7 +124,8 @@ def ui(
     query = FleetQuery(path)
     targets = find_project().p99_target_ms
     fleet = FleetState(wall_ms, targets)
-    fill_from_store(fleet, query)
+    fleet.load_devices(query.devices(), time.monotonic())
+    fleet.load_versions(versions_seen(query, wall_ms()))
     rollouts = open_rollouts()
     hub = Hub(fleet, Rollouts(rollouts.without_team()), time.monotonic, wall_ms)
 
@@ -192,12 +193,6 @@ def own_store(settings: MqttSettings) -> str:
     except OSError as error:
         raise ConfigInvalid(f"cannot make {folder}: {error.strerror}; pass a store with --store FILE") from error
     return str(folder / f"ui-{hashlib.sha256(settings.address.encode()).hexdigest()[:8]}.db")
-
-
-def fill_from_store(fleet: FleetState, query: FleetQuery) -> None:
-    """Fill the state from the store: stale devices, alarms, versions."""
-    fleet.load_devices(query.devices(), time.monotonic())
-    fleet.load_versions(versions_seen(query, wall_ms()))
 
 
 def _warn_if_reachable(host: str) -> None:

@@ -48,9 +48,7 @@ class Activation:
 
 
 def activations(source: SourceModel, calibration: CalibrationSet) -> tuple[Activation, ...]:
-    """Return the layers' ranges in graph order. Return none if the model is not ONNX or cannot be run."""
-    if source.kind != "onnx":
-        return ()
+    """Return the layers' ranges of an ONNX model in graph order. Return none if the model cannot be run."""
     try:
         proto = prepared(source)
         layers = layers_of(proto)[:LAYERS_MAX]

@@ -54,6 +54,27 @@ def item(value: float, rows: int = 1) -> NDArray[Any]:
     return np.full((rows, 2), value, np.float32)
 
 
+def occupied(
+    pool: ThreadPoolExecutor, batcher: Batcher, session: GatedSession, inputs: list[NDArray[Any]] | None = None
+) -> Future[EngineAnswer]:
+    """Send a request whose run keeps the engine busy until it gets a permit."""
+    first = pool.submit(batcher.infer, inputs or [item(0)], 1)
+    session.running.acquire()
+    return first
+
+
+def ask_in_order(
+    pool: ThreadPoolExecutor, batcher: Batcher, sent: Sequence[list[NDArray[Any]]], **more: Any
+) -> list[Future[EngineAnswer]]:
+    """Send requests in this order; each request waits in the queue before the next request is sent."""
+    futures = []
+    for inputs in sent:
+        before = batcher.waiting
+        futures.append(pool.submit(batcher.infer, inputs, len(inputs[0]), **more))
+        wait_until(lambda before=before: batcher.waiting > before, "the request waits")  # type: ignore[misc]
+    return futures
+
+
 def ask_all(
     pool: ThreadPoolExecutor,
     batcher: Batcher,
@@ -62,13 +83,8 @@ def ask_all(
     deadline_s: float | None = None,
     high: bool = False,
 ) -> list[Future[EngineAnswer]]:
-    """Send requests in this order; each request waits in the queue before the next request is sent."""
-    futures = []
-    for value in values:
-        before = batcher.waiting
-        futures.append(pool.submit(batcher.infer, [item(value, rows)], rows, deadline_s, high))
-        wait_until(lambda before=before: batcher.waiting > before, "the request waits")  # type: ignore[misc]
-    return futures
+    """Send a request for each of `values`, as `ask_in_order` does."""
+    return ask_in_order(pool, batcher, [[item(value, rows)] for value in values], deadline_s=deadline_s, high=high)
 
 
 def test_a_lone_request_runs_at_once_in_its_own_thread() -> None:
@@ -83,8 +99,7 @@ def test_requests_that_arrive_during_a_run_form_the_next_batch_in_order() -> Non
     session = GatedSession()
     batcher = Batcher(session, cap=8)
     with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [1, 2, 3, 4, 5])
         session.permits.release(2)
         assert first.result(WAIT_S_MAX).batch == 1
@@ -99,8 +114,7 @@ def test_no_batch_exceeds_the_cap_and_requests_of_several_items_stay_whole() -> 
     session = GatedSession()
     batcher = Batcher(session, cap=4)
     with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [1, 2], rows=3) + ask_all(pool, batcher, [3])
         session.permits.release(10)
         answers = [future.result(WAIT_S_MAX) for future in (first, *rest)]
@@ -118,8 +132,7 @@ def test_a_model_with_a_fixed_batch_is_never_batched() -> None:
     session = GatedSession(batch_axis=1)
     batcher = Batcher(session, cap=8)
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [1, 2])
         session.permits.release(10)
         [future.result(WAIT_S_MAX) for future in (first, *rest)]
@@ -130,8 +143,7 @@ def test_a_full_queue_refuses_new_requests_with_advice_and_keeps_the_waiting_req
     session = GatedSession()
     batcher = Batcher(session, cap=8, queue_max=2)
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [1, 2])
         with pytest.raises(Overloaded) as caught:
             batcher.infer([item(3)], 1)
@@ -145,8 +157,7 @@ def test_an_expired_request_never_costs_engine_time() -> None:
     clock = [0.0]
     batcher = Batcher(session, cap=8, clock=lambda: clock[0])
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         late = ask_all(pool, batcher, [1], deadline_s=1000.0)
         on_time = ask_all(pool, batcher, [2])
         clock[0] = 2000.0
@@ -162,8 +173,7 @@ def test_a_request_that_waits_past_its_deadline_is_refused_while_the_engine_stil
     session = GatedSession()
     batcher = Batcher(session, cap=8)
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         with pytest.raises(DeadlineExceeded):
             batcher.infer([item(1)], 1, deadline_s=0.0)
         assert batcher.waiting == 0
@@ -176,8 +186,7 @@ def test_a_failing_run_fails_its_own_batch_only_and_the_next_is_served() -> None
     batcher = Batcher(session, cap=8)
     session.failure = RuntimeError("boom")
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [1, 2])
         session.permits.release(2)
         for future in (first, *rest):
@@ -210,8 +219,7 @@ def test_requests_with_high_priority_run_first_and_each_class_keeps_its_order() 
     session = GatedSession()
     batcher = Batcher(session, cap=1)
     with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [1, 2]) + ask_all(pool, batcher, [3, 4], high=True)
         session.permits.release(10)
         [future.result(WAIT_S_MAX) for future in (first, *rest)]
@@ -222,8 +230,7 @@ def test_a_batch_takes_requests_with_high_priority_first_and_is_filled_with_low_
     session = GatedSession()
     batcher = Batcher(session, cap=3)
     with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [1, 2]) + ask_all(pool, batcher, [3, 4], high=True)
         session.permits.release(10)
         answers = [future.result(WAIT_S_MAX) for future in (first, *rest)]
@@ -236,8 +243,7 @@ def test_a_request_with_low_priority_is_passed_over_at_most_a_fixed_number_of_ti
     session = GatedSession()
     batcher = Batcher(session, cap=1)
     with ThreadPoolExecutor(2 * BYPASS_MAX + 8) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [-1, -2])
         rest += ask_all(pool, batcher, range(1, 2 * BYPASS_MAX + 4), high=True)
         session.permits.release(100)
@@ -250,8 +256,7 @@ def test_a_queue_full_of_requests_with_low_priority_still_takes_high_priority() 
     session = GatedSession()
     batcher = Batcher(session, cap=8, queue_max=1)
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         rest = ask_all(pool, batcher, [1]) + ask_all(pool, batcher, [2], high=True)
         for high in (False, True):
             with pytest.raises(Overloaded):
@@ -288,8 +293,7 @@ def closed_after_a_batch_of_two(*, time_out: bool = False, joined: bool = False)
     session, patience = GatedSession(), Patience()
     batcher = Batcher(session, cap=3, clock=patience.clock, sleep=patience.sleep)
     with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         two = ask_all(pool, batcher, [1, 2])
         session.permits.release(1)
         session.running.acquire()
@@ -348,23 +352,11 @@ def wide(value: float, length: int, rows: int = 1) -> list[NDArray[Any]]:
     return [np.full((rows, length), value, np.float32)]
 
 
-def ask_in_order(
-    pool: ThreadPoolExecutor, batcher: Batcher, sent: Sequence[list[NDArray[Any]]], **more: Any
-) -> list[Any]:
-    futures = []
-    for inputs in sent:
-        before = batcher.waiting
-        futures.append(pool.submit(batcher.infer, inputs, len(inputs[0]), **more))
-        wait_until(lambda before=before: batcher.waiting > before, "the request waits")  # type: ignore[misc]
-    return futures
-
-
 def test_only_items_of_one_shape_run_together_and_the_oldest_request_determines_the_shape() -> None:
     session, batcher = open_batcher()
     sent = [wide(1, 4), wide(2, 8), wide(3, 4), wide(4, 8), wide(5, 4)]
     with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(batcher.infer, wide(0, 4), 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session, wide(0, 4))
         rest = ask_in_order(pool, batcher, sent)
         session.permits.release(10)
         answers = [future.result(WAIT_S_MAX) for future in (first, *rest)]
@@ -378,8 +370,7 @@ def test_only_items_of_one_shape_run_together_and_the_oldest_request_determines_
 def test_requests_of_other_shapes_keep_their_places_and_high_priority_still_goes_first() -> None:
     session, batcher = open_batcher(cap=2)
     with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(batcher.infer, wide(0, 4), 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session, wide(0, 4))
         rest = ask_in_order(pool, batcher, [wide(1, 4), wide(2, 8), wide(3, 8), wide(4, 4), wide(5, 4)])
         rest += ask_in_order(pool, batcher, [wide(6, 8)], high=True)
         session.permits.release(10)
@@ -481,8 +472,7 @@ def test_requests_of_one_thread_do_not_run_after_all_their_deadlines() -> None:
     session = GatedSession()
     batcher = Batcher(session, cap=4, clock=lambda: now[0])
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(batcher.infer, [item(0)], 1)
-        session.running.acquire()
+        first = occupied(pool, batcher, session)
         two = pool.submit(batcher.infer_together, [([item(1)], 1), ([item(2)], 1)], 5.0)
         wait_until(lambda: batcher.waiting == 1, "they park")
         now[0] = 6.0

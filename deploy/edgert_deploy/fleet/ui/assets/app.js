@@ -1,6 +1,7 @@
 // The page: its address selects the view, and one stream of events delivers the data.
 
-import {empty, h, replace, select} from "./dom.js";
+import {button, empty, h, replace, select} from "./dom.js";
+import {Feed} from "./feed.js";
 import {ago, moment} from "./format.js";
 import {Overview} from "./overview.js";
 import {DevicePage, Devices, Events, RolloutsPage} from "./lists.js";
@@ -73,6 +74,11 @@ class App {
       : {error: {message: await response.text()}};
     if (value.error) throw new Error(value.error.message);
     return value;
+  }
+
+  // A Feed of the answers of `ask`. `more` may be a function that returns the parameters.
+  feed(what, more, show, container, every_ms) {
+    return new Feed(() => this.ask(what, typeof more === "function" ? more() : more), show, container, every_ms);
   }
 
   // Links to the same answer as files. `about` describes them to a screen reader.
@@ -186,16 +192,10 @@ class App {
         return select(name, chosen, [["", all], ...offered.map((word) => [word, word])], props, chosen ? "set" : null);
       });
     const clear = this.filtered
-      ? h(
-          "button",
-          {
-            type: "button",
-            class: "plain",
-            "data-key": "clear",
-            onclick: () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""]))),
-          },
-          "Clear",
-        )
+      ? button("Clear", () => this.set(Object.fromEntries(Object.keys(FILTERS).map((name) => [name, ""]))), {
+          class: "plain",
+          "data-key": "clear",
+        })
       : null;
     const here = page + location.search,
       drawn = JSON.stringify([words, here]);
@@ -208,16 +208,10 @@ class App {
     [this.drawnFilters, this.drawnFor] = [drawn, here];
     const chosen = selects.filter((each) => each.classList.contains("set")).length;
     // On a phone, only the chosen filters show until the button is pressed.
-    const more = h(
-      "button",
-      {
-        type: "button",
-        class: "phone",
-        "data-key": "filters",
-        "aria-expanded": String(form.classList.contains("open")),
-        onclick: (event) => event.target.setAttribute("aria-expanded", String(form.classList.toggle("open"))),
-      },
+    const more = button(
       chosen ? `Filters (${chosen})` : "Filters",
+      (event) => event.target.setAttribute("aria-expanded", String(form.classList.toggle("open"))),
+      {class: "phone", "data-key": "filters", "aria-expanded": String(form.classList.contains("open"))},
     );
     replace(form, more, selects, clear);
   }

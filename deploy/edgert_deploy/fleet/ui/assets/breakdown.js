@@ -1,6 +1,6 @@
 // The slow devices, profiles or sites of a model: each beside the rest of the model, the slowest first.
 
-import {h, replace, table} from "./dom.js";
+import {button, h, replace, table} from "./dom.js";
 import {count, digits, share} from "./format.js";
 
 export const BREAKDOWNS = {device: "devices", profile: "profiles", site: "sites"};
@@ -26,18 +26,13 @@ export class Breakdown {
         "div",
         {class: "segments", role: "group", "aria-label": `${name} by`},
         Object.entries(BREAKDOWNS).map(([key, title]) =>
-          h(
-            "button",
-            {
-              type: "button",
-              "data-key": `by-${name}-${key}`,
-              "aria-pressed": String(key === app.by),
-              onclick: () => {
-                app.set({by: key});
-                this.show(this.model, this.by);
-              },
-            },
+          button(
             title,
+            () => {
+              app.set({by: key});
+              this.show(this.model, this.by);
+            },
+            {"data-key": `by-${name}-${key}`, "aria-pressed": String(key === app.by)},
           ),
         ),
       ),
@@ -108,22 +103,18 @@ export class Breakdown {
 
   more(given, total) {
     if (total <= FEW) return null;
-    const words = this.all && total > given ? `The table shows the ${given} slowest of ${count(total)}; the CSV file has all.` : "";
+    const words =
+      this.all && total > given ? `The table shows the ${given} slowest of ${count(total)}; the CSV file has all.` : "";
     return h(
       "p",
       {class: "small"},
-      h(
-        "button",
-        {
-          type: "button",
-          class: "plain",
-          "data-key": `all-${this.name}`,
-          onclick: () => {
-            this.all = !this.all;
-            this.show(this.model, this.by);
-          },
-        },
+      button(
         this.all ? "Show few" : `Show ${Math.min(given, total)} of ${count(total)}`,
+        () => {
+          this.all = !this.all;
+          this.show(this.model, this.by);
+        },
+        {class: "plain", "data-key": `all-${this.name}`},
       ),
       h("span", {class: "soft"}, words),
     );

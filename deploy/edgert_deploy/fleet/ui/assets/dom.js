@@ -36,13 +36,20 @@ export function replace(container, ...children) {
 // The value of a colour named in style.css, for painting on a canvas.
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// A button that does not send a form.
+export const button = (words, onclick, props) => h("button", {type: "button", onclick, ...props}, words);
+
 // A list of choices [value, title] with a hidden label.
 export const select = (label, chosen, choices, props, type = null) =>
   h(
     "label",
     {class: type},
     h("span", {class: "hidden"}, label),
-    h("select", props, choices.map(([value, title]) => h("option", {value, selected: value === chosen}, title))),
+    h(
+      "select",
+      props,
+      choices.map(([value, title]) => h("option", {value, selected: value === chosen}, title)),
+    ),
   );
 
 // The first row of a table.

@@ -1,8 +1,7 @@
 // The lists: devices with the page of one device, events, rollouts.
 
-import {code, empty, h, head, itemwise, replace, select, table} from "./dom.js";
+import {button, code, empty, h, head, itemwise, replace, select, table} from "./dom.js";
 import {ago, bytes, count, digits, lasting, moment} from "./format.js";
-import {Feed} from "./feed.js";
 import {ModelCards} from "./model.js";
 import {STATES, badge} from "./states.js";
 
@@ -266,8 +265,9 @@ export class Devices extends Page {
     );
     this.words = () => Object.fromEntries(["state", "q", "sort"].map((name) => [name, app.params.get(name)]));
     this.feeds = [
-      new Feed(
-        () => app.ask("devices", {...this.words(), page: app.params.get("page")}),
+      app.feed(
+        "devices",
+        () => ({...this.words(), page: app.params.get("page")}),
         (said) => this.show(said),
         this.list,
       ),
@@ -341,16 +341,10 @@ export class Devices extends Page {
           ),
     );
     const turn = (to, words) =>
-      h(
-        "button",
-        {
-          type: "button",
-          "data-key": words,
-          disabled: to < 1 || to > pages,
-          onclick: () => app.set({page: to > 1 ? String(to) : ""}),
-        },
-        words,
-      );
+      button(words, () => app.set({page: to > 1 ? String(to) : ""}), {
+        "data-key": words,
+        disabled: to < 1 || to > pages,
+      });
     replace(
       this.pager,
       pages > 1
@@ -370,8 +364,9 @@ export class Events extends Page {
     this.list = h("div");
     this.element = h("div", null, h("h1", null, "Events"), h("div", {class: "card"}, this.tools, this.list));
     this.feeds = [
-      new Feed(
-        () => app.ask("events", {event: app.params.get("event")}),
+      app.feed(
+        "events",
+        () => ({event: app.params.get("event")}),
         (said) => this.show(said),
         this.list,
       ),
@@ -390,7 +385,10 @@ export class Events extends Page {
           chosen,
           [
             ["", "all types"],
-            ...Object.entries(offered).map(([name, number]) => [name, `${name.replaceAll("_", " ")} (${count(number)})`]),
+            ...Object.entries(offered).map(([name, number]) => [
+              name,
+              `${name.replaceAll("_", " ")} (${count(number)})`,
+            ]),
           ],
           {
             "data-key": "event",
@@ -431,16 +429,8 @@ export class RolloutsPage extends Page {
       ),
     );
     this.feeds = [
-      new Feed(
-        () => app.ask("channels"),
-        ({channels}) => replace(this.channels, channelTable(channels)),
-        this.channels,
-      ),
-      new Feed(
-        () => app.ask("rollouts"),
-        ({rollouts}) => replace(this.list, rolloutList(app, rollouts, {full: true})),
-        this.list,
-      ),
+      app.feed("channels", {}, ({channels}) => replace(this.channels, channelTable(channels)), this.channels),
+      app.feed("rollouts", {}, ({rollouts}) => replace(this.list, rolloutList(app, rollouts, {full: true})), this.list),
     ];
   }
 }
@@ -492,28 +482,10 @@ export class DevicePage extends Page {
     );
     const own = (this.own = {site, device, profile: ""});
     this.feeds = [
-      new Feed(
-        () => app.ask("device", own),
-        (said) => this.show(said),
-        this.head,
-      ),
-      new Feed(
-        () => app.ask("latency", own),
-        (said) => this.models.show(said),
-        this.models.list,
-        3000,
-      ),
-      new Feed(
-        () => app.ask("stages", own),
-        (said) => this.models.showStages(said),
-        h("div"),
-        20_000,
-      ),
-      new Feed(
-        () => app.ask("events", own),
-        ({events}) => replace(this.events, eventList(app, events.slice(0, 30))),
-        this.events,
-      ),
+      app.feed("device", own, (said) => this.show(said), this.head),
+      app.feed("latency", own, (said) => this.models.show(said), this.models.list, 3000),
+      app.feed("stages", own, (said) => this.models.showStages(said), h("div"), 20_000),
+      app.feed("events", own, ({events}) => replace(this.events, eventList(app, events.slice(0, 30))), this.events),
     ];
   }
 

@@ -1,7 +1,7 @@
 // The fleet by site: one tile per site, one cell per device. Cells of a small site show names. Cells of a larger site
 // are painted, because ten thousand elements would be too many; the pointer and the arrow keys show their names.
 
-import {colour, empty, h, replace} from "./dom.js";
+import {button, colour, empty, h, replace} from "./dom.js";
 import {STATES, WORST_FIRST, glyph, online, shares} from "./states.js";
 
 const TILES_MAX = 60;
@@ -51,18 +51,11 @@ export class FleetMap {
       replace(
         this.more,
         hidden
-          ? h(
-              "button",
-              {
-                type: "button",
-                onclick: () => {
-                  this.all = true;
-                  this.names = null;
-                  this.show(fleet, siteLink, emptyWords);
-                },
-              },
-              `Show ${hidden} more sites`,
-            )
+          ? button(`Show ${hidden} more sites`, () => {
+              this.all = true;
+              this.names = null;
+              this.show(fleet, siteLink, emptyWords);
+            })
           : "",
       );
       if (!sites.length) replace(this.grid, h("li", {class: "none"}, empty(...emptyWords)));

@@ -1,6 +1,6 @@
 // A model's card: its charts, the same data as tables, slow devices, stages. The card of an idle model is closed.
 
-import {empty, h, itemwise, replace, table} from "./dom.js";
+import {button, empty, h, itemwise, replace, table} from "./dom.js";
 import {count, digits, ms, share} from "./format.js";
 import {Breakdown} from "./breakdown.js";
 import {LatencyChart, colourVersions} from "./chart.js";
@@ -110,31 +110,22 @@ class ModelCard {
     const zoom = (since_ms, until_ms) => app.zoom(since_ms, until_ms);
     this.chart = new LatencyChart(name, zoom);
     this.stageChart = new StageChart(name, zoom);
-    this.toggle = h(
-      "button",
-      {
-        type: "button",
-        class: "plain",
-        "aria-expanded": "false",
-        "aria-controls": `${this.id}-table`,
-        onclick: () => this.flip(),
-      },
-      "Show as tables",
-    );
+    this.toggle = button("Show as tables", () => this.flip(), {
+      class: "plain",
+      "aria-expanded": "false",
+      "aria-controls": `${this.id}-table`,
+    });
     this.tables = h("div", {id: `${this.id}-table`, hidden: true});
     this.note = h("p", {class: "soft small"});
     this.holes = h("p", {class: "holes small", hidden: true});
     this.stages = whole ? h("div", {class: "stages"}) : null;
     this.breakdown = whole ? new Breakdown(app, name) : null;
     this.files = h("div", {class: "files"});
-    this.opener = h("button", {
-      type: "button",
-      class: "plain",
-      onclick: () => {
-        this.opened = !this.opened;
-        this.show(this.curves, this.model);
-      },
-    });
+    const open = () => {
+      this.opened = !this.opened;
+      this.show(this.curves, this.model);
+    };
+    this.opener = button("", open, {class: "plain"});
     this.body = h(
       "div",
       {id: `${this.id}-body`},

@@ -2,7 +2,6 @@
 
 import {code, empty, h, replace} from "./dom.js";
 import {count} from "./format.js";
-import {Feed} from "./feed.js";
 import {FleetMap} from "./map.js";
 import {ModelCards} from "./model.js";
 import {deviceTable, eventList, rolloutList} from "./lists.js";
@@ -69,38 +68,22 @@ export class Overview {
       ),
     );
     this.feeds = [
-      new Feed(
-        () => app.ask("latency"),
-        (said) => this.showLatency(said),
-        this.models.list,
-        3000,
-      ),
-      new Feed(
-        () => app.ask("devices", {state: "attention"}),
-        (said) => this.showAttention(said),
-        this.attention,
-      ),
-      new Feed(
-        () => app.ask("events"),
-        ({events}) => replace(this.events, eventList(app, events.slice(0, FEW))),
-        this.events,
-      ),
-      new Feed(
-        () => app.ask("rollouts"),
+      app.feed("latency", {}, (said) => this.showLatency(said), this.models.list, 3000),
+      app.feed("devices", {state: "attention"}, (said) => this.showAttention(said), this.attention),
+      app.feed("events", {}, ({events}) => replace(this.events, eventList(app, events.slice(0, FEW))), this.events),
+      app.feed(
+        "rollouts",
+        {},
         ({rollouts}) => replace(this.rollouts, rolloutList(app, rollouts.slice(0, 3))),
         this.rollouts,
       ),
     ];
     // Request these after the curves: they cost more, and users look at the curves first.
     this.later = [
-      new Feed(
-        () => app.ask("stages"),
-        (said) => this.models.showStages(said),
-        h("div"),
-        20_000,
-      ),
-      new Feed(
-        () => app.ask("breakdown"),
+      app.feed("stages", {}, (said) => this.models.showStages(said), h("div"), 20_000),
+      app.feed(
+        "breakdown",
+        {},
         (said) => {
           app.compared = said.by;
           this.compared.replaceChildren();

@@ -1,6 +1,6 @@
 // The shown period: the last minutes or days, or between two times; buttons for earlier, later, wider, and fixed.
 
-import {h} from "./dom.js";
+import {button, h} from "./dom.js";
 import {duration_ms, isoMinute, localMinute, moment, zone} from "./format.js";
 
 export const WINDOW = "1h";
@@ -34,8 +34,8 @@ export function periodTools(app) {
     length = until_ms - since_ms,
     known = Number.isFinite(length);
   const windows = {...WINDOWS, ...(period.fixed || WINDOWS[period.window] ? {} : {[period.window]: period.window})};
-  const button = (key, words, title, act) =>
-    h("button", {type: "button", "data-key": key, title, "aria-label": title, disabled: !known, onclick: act}, words);
+  const step = (key, words, title, act) =>
+    button(words, act, {"data-key": key, title, "aria-label": title, disabled: !known});
   const half = Math.max(MINUTE_MS, Math.round(length / 2 / MINUTE_MS) * MINUTE_MS);
   // Each press moves by half of the period that is shown at that moment.
   const move = (earlier, later) => () => {
@@ -68,19 +68,14 @@ export function periodTools(app) {
     to,
     h("button", null, "Show"),
   );
-  const opener = h(
-    "button",
-    {
-      type: "button",
-      "data-key": "dates",
-      "aria-expanded": String(Boolean(app.datesOpen)),
-      onclick: () => {
-        app.datesOpen = dates.hidden;
-        dates.hidden = !app.datesOpen;
-        opener.setAttribute("aria-expanded", String(app.datesOpen));
-      },
-    },
+  const opener = button(
     "From – to",
+    () => {
+      app.datesOpen = dates.hidden;
+      dates.hidden = !app.datesOpen;
+      opener.setAttribute("aria-expanded", String(app.datesOpen));
+    },
+    {"data-key": "dates", "aria-expanded": String(Boolean(app.datesOpen))},
   );
   return [
     h(
@@ -90,39 +85,27 @@ export function periodTools(app) {
         "div",
         {class: "segments", role: "group", "aria-label": "Time"},
         Object.entries(windows).map(([name, title]) =>
-          h(
-            "button",
-            {
-              type: "button",
-              "data-key": `window-${name}`,
-              "aria-pressed": String(name === period.window),
-              onclick: () => app.set({window: name === WINDOW ? "" : name, from: "", to: ""}),
-            },
-            title,
-          ),
+          button(title, () => app.set({window: name === WINDOW ? "" : name, from: "", to: ""}), {
+            "data-key": `window-${name}`,
+            "aria-pressed": String(name === period.window),
+          }),
         ),
       ),
       h(
         "div",
         {class: "segments", role: "group", "aria-label": "Move in time"},
-        button("earlier", "‹", "Earlier", move(-1, -1)),
-        button("later", "›", "Later", move(1, 1)),
-        button("wider", "–", "Zoom out", move(-1, 1)),
+        step("earlier", "‹", "Earlier", move(-1, -1)),
+        step("later", "›", "Later", move(1, 1)),
+        step("wider", "–", "Zoom out", move(-1, 1)),
       ),
       opener,
       period.fixed
         ? null
-        : h(
-            "button",
-            {
-              type: "button",
-              "data-key": "keep",
-              disabled: !known,
-              title: "The address of the page then shows this period to everyone",
-              onclick: move(0, 0),
-            },
-            "Keep this time",
-          ),
+        : button("Keep this time", move(0, 0), {
+            "data-key": "keep",
+            disabled: !known,
+            title: "The address of the page then shows this period to everyone",
+          }),
       h(
         "p",
         {class: "soft small"},
