@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from collections.abc import Sequence
 
 import click
@@ -75,4 +76,6 @@ def edgert(ctx: click.Context) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     if "_EDGERT_COMPLETE" in os.environ:  # a shell asks for completions
         importlib.import_module("edgert_deploy.cli.completion")  # its class replaces click's class for bash
+    if argv is None:  # this process runs the command: SIGTERM ends it as Ctrl-C does, so that it cleans up
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     return main_with_errors(edgert, argv)

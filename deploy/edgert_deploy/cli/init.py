@@ -12,6 +12,7 @@ from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.printable import file_error
 from edgert_deploy.cli.shared.output import say
+from edgert_deploy.cli.shared.types import FolderPath
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import key_paths, publish
 from edgert_deploy.common.project import FILE_NAME, INVENTORY, KEYS, find_project, find_root
@@ -54,7 +55,7 @@ IGNORED = ("*.edgert", "*.key.pem", ".inventory.toml.lock", "bundles/", "fleet.d
 
 
 @click.command()
-@click.argument("folder", default=".", metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", default=".", metavar="[DIR]", type=FolderPath())
 @json_option
 def init(folder: Path, as_json: bool) -> None:
     """Make DIR (default: this folder) a project: write edgert.toml, inventory.toml and .gitignore.

@@ -13,6 +13,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
 from edgert_deploy.cli.shared.output import columns, error_lines, say
+from edgert_deploy.cli.shared.types import FolderPath
 from edgert_deploy.common.keys import DEFAULT, PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, Inventory
@@ -37,7 +38,7 @@ def keys() -> None:
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
+    type=FolderPath(),
     help="The folder for the keys [default: `keys` of the project, else the keys folder of your configuration].",
 )
 @json_option

@@ -46,7 +46,7 @@ class UserStop:
 
     @contextmanager
     def on_interrupt(self, first: str, second: str) -> Iterator[None]:
-        """Count each Ctrl-C as a press.
+        """Count each Ctrl-C and each SIGTERM as a press.
 
         At the first press, print `first` on stderr; at each later press, print `second`. "" prints nothing.
         """
@@ -60,11 +60,12 @@ class UserStop:
             if text := second if self.abandoned else first:
                 os.write(2, f"\n{text}\n".encode())
 
-        before = signal.signal(signal.SIGINT, pressed)
+        before = {number: signal.signal(number, pressed) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:

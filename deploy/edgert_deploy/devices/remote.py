@@ -46,9 +46,14 @@ class RemoteDaemon:
 
         Raises the error that `edgertd` reports, NotBootstrapped, RuntimeBroken, and the errors of the transport.
         """
-        # `status` shows no stderr, because a device without edgertd would print the error of its shell.
-        progress = None if words == ("status",) else self._progress
-        result = self.transport.run([*edgertd(self.device), *words, "--json"], timeout_s, on_stderr=progress)
+        argv = edgertd(self.device)
+
+        def progress(line: str) -> None:
+            # On a device without edgertd, the shell prints an error with the path of the program.
+            if self._progress is not None and argv[0] not in line:
+                self._progress(line)
+
+        result = self.transport.run([*argv, *words, "--json"], timeout_s, on_stderr=progress)
         value = _object(result.stdout)
         if result.ok and value is not None:
             return value

@@ -90,12 +90,12 @@ def test_a_slow_terminal_does_not_delay_a_second_ctrl_c(monkeypatch: pytest.Monk
     done.set()
 
 
-def test_each_ctrl_c_is_counted_and_gets_a_message(capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_ctrl_c_and_each_sigterm_is_counted_and_gets_a_message(capfd: pytest.CaptureFixture[str]) -> None:
     stop = UserStop()
     with stop.on_interrupt("stopping", "detached"):
-        for asked, abandoned in ((True, False), (True, True)):
-            os.kill(os.getpid(), signal.SIGINT)
-            assert (stop.asked, stop.abandoned) == (asked, abandoned)
+        for number, abandoned in ((signal.SIGINT, False), (signal.SIGTERM, True)):
+            os.kill(os.getpid(), number)
+            assert (stop.asked, stop.abandoned) == (True, abandoned)
     assert capfd.readouterr().err.split() == ["stopping", "detached"]
 
 

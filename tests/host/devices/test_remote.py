@@ -12,7 +12,7 @@ import pytest
 from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld, by_code
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import RemoteDaemon, edgertd
-from edgert_deploy.devices.transports import Result, Transport
+from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 BOARD = Device("board", "ssh", "pi@board", "p", "/state", "/home")
 
@@ -23,16 +23,26 @@ class Answers:
     def __init__(self, exit_code: int, stdout: str = "", stderr: str = "") -> None:
         self._result = Result(("edgertd",), exit_code, stdout, stderr)
 
-    def run(self, *_: object, **__: object) -> Result:
+    def run(self, *_: object, on_stderr: LineSink = lambda line: None, **__: object) -> Result:
+        for line in self._result.stderr.splitlines():
+            on_stderr(line)
         return self._result
 
 
-def called(answers: Answers) -> object:
-    return RemoteDaemon(cast(Transport, answers), BOARD).call("list-files", "echo")
+def called(answers: Answers, progress: LineSink | None = None) -> object:
+    return RemoteDaemon(cast(Transport, answers), BOARD, progress).call("list-files", "echo")
 
 
 def test_the_last_json_object_is_the_answer() -> None:
     assert called(Answers(0, 'a line\n{"old": 1}\n{"files": []}\n')) == {"files": []}
+
+
+def test_the_lines_of_edgertd_are_passed_on_but_not_the_error_of_a_shell_that_does_not_find_it() -> None:
+    lines: list[str] = []
+    called(Answers(0, "{}", "unpacking\n"), lines.append)
+    with pytest.raises(NotBootstrapped):
+        called(Answers(127, stderr="sh: 1: exec: /home/venv/bin/edgertd: not found\n"), lines.append)
+    assert lines == ["unpacking"]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class RolloutProgress:
         self._live: Live | None = None
 
     def __enter__(self) -> RolloutProgress:
-        if not self._each and self._console.is_terminal:
+        if not self._each and self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
                 console=self._console,
                 get_renderable=self._table,

@@ -17,7 +17,7 @@ from edgert_deploy.cli.device.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, given_option, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.cli.shared.types import FILE, ProfileName
+from edgert_deploy.cli.shared.types import FILE, FolderPath, ProfileName
 from edgert_deploy.devices.facts import describe, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device, Inventory, refuse_same_machine
 from edgert_deploy.devices.profiles import list_profiles, load_profile, own_profiles
@@ -68,7 +68,7 @@ from edgert_deploy.devices.transports import open_transport
         click.option(
             "--local",
             "folder",
-            type=click.Path(file_okay=False, path_type=Path),
+            type=FolderPath(),
             help="Use this machine, with its state in this folder.",
         ),
         click.option(

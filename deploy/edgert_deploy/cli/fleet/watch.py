@@ -200,11 +200,10 @@ def show_until(
 
     if as_json:
         _stream_json(state, view, listen)
-    elif sys.stdout.isatty():
-        with Live(console=_console(), screen=False, auto_refresh=False) as live:
+    elif sys.stdout.isatty() and not (console := _console()).is_dumb_terminal:
+        with Live(console=console, screen=False, auto_refresh=False) as live:
             while listen():
                 rows = view.of(state.rows(time.monotonic()))
-                console = live.console
                 live.update(table_of(rows, state, console.width, console.height - LINES_KEPT), refresh=True)
     else:
         while listen():

@@ -46,6 +46,24 @@ FILE = FilePath(dir_okay=False, path_type=Path)
 FILE_NAME = FilePath(dir_okay=False, path_type=str)  # "" for none
 
 
+class FolderPath(click.Path):
+    """A folder, which need not exist. An empty text would be the working folder, so it is refused.
+
+    A script passes an empty text if its variable is not set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value):
+            self.fail("it is empty: give a folder", param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.exists() and not path.is_dir():
+            self.fail(f"{path} is not a folder", param, ctx)
+        return path
+
+
 def Size(least_bytes: int) -> Quantity:
     """`500KB`, `2MB` or `20GB`, as bytes."""
     return Quantity("size", size_bytes, lambda size: f"{size / 1e6:g}MB", least_bytes, float("inf"))

@@ -9,9 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -33,13 +31,13 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> Iterator[Path]:
-    """Yield a temporary folder. Remove the folder afterwards, even if SIGTERM ends the build.
+    """Yield a temporary folder. Remove the folder afterwards.
 
     While the folder exists, this process and its child processes write all temporary files into it. Raises BuildFailed
     if the disk of the folder has less than `needed` bytes free, or becomes full.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
-    with _sigterm_interrupts(), tempfile.TemporaryDirectory(prefix=PREFIX) as name, _locked(folder := Path(name)):
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, _locked(folder := Path(name)):
         if (left := free(folder)) < needed:
             raise _too_small(folder, left, needed)
         try:
@@ -82,19 +80,6 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = variable
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block in the same way as Ctrl-C. By default, SIGTERM ends the process at once."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _is_full(error: OSError | EdgeRTError) -> bool:

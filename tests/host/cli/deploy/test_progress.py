@@ -110,9 +110,14 @@ def test_the_table_reports_a_ctrl_c(tmp_path: Path) -> None:
     assert (lines[:3], lines[3][:25], lines[-1]) == (ABOVE, "stopping: unfinished devi", "the result")
 
 
-def test_without_a_terminal_each_tenth_of_the_fleet_is_a_line_and_verbose_prints_every_step(
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("terminal", ["none", "dumb"])
+def test_without_a_table_each_tenth_of_the_fleet_is_a_line_and_verbose_prints_every_step(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: str
 ) -> None:
+    if terminal == "dumb":  # it cannot redraw a table
+        monkeypatch.setenv("TERM", terminal)
+        monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes any stream for a terminal
+
     def said(verbose: bool) -> list[str]:
         with RolloutProgress("echo release 2", 1000, UserStop(), verbose=verbose) as progress:
             for n in range(1000):

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -19,7 +20,7 @@ from rich.console import Console
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.telemetry import messages
 from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable
-from edgert_deploy.cli.fleet.watch import View, show_once, sparkline, table_of, watch
+from edgert_deploy.cli.fleet.watch import View, show_once, show_until, sparkline, table_of, watch
 from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from tests.support.devices import wait_until
@@ -123,14 +124,15 @@ def test_a_device_without_a_report_is_marked_and_shows_no_version(broker: Broker
     assert "9.8.7" not in result.output
 
 
-def test_ctrl_c_ends_the_command_with_0_and_without_a_message(broker: Broker) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_with_0_and_without_a_message(broker: Broker, number: signal.Signals) -> None:
     words = [sys.executable, "-m", "edgert_deploy.cli", "fleet", "watch", "--broker", broker.settings.address]
     words += ["--interval", "0.2s"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()  # wait for the first table
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         said = process.stderr.read()
         process.stdout.read()
     assert (process.returncode, said) == (0, "")
@@ -222,6 +224,17 @@ def test_a_reader_that_ends_is_a_broken_pipe(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "stdout", os.fdopen(pipe, "w"))
     with pytest.raises(BrokenPipeError):  # rich's own console ends the process with exit code 1
         show_once(LivePercentiles(), View(), as_json=False)
+
+
+def test_a_terminal_that_cannot_redraw_gets_a_table_after_each_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, intervals = io.StringIO(), iter((1, 2))
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("TERM", "dumb")
+    broker = SimpleNamespace(listen=lambda wait_s: next(intervals))
+    with pytest.raises(StopIteration):
+        show_until(LivePercentiles(), View(), broker, False, 1.0, None)  # type: ignore[arg-type]
+    assert screen.getvalue().count("no message received yet") == 2
 
 
 def test_lines_can_be_selected_and_sorted_and_show_alarms_and_a_trend() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -41,15 +40,6 @@ def test_temporary_files_of_the_build_and_of_its_tools_are_in_the_work_folder(
     assert tempfile.gettempdir() == str(tmp_path)
     assert "TMPDIR" not in os.environ
     assert not list(tmp_path.iterdir())
-
-
-def test_the_folder_is_removed_when_sigterm_ends_the_build(tmp_path: Path) -> None:
-    """Continuous integration ends a build that takes too long with SIGTERM."""
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), work_folder(1):
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert not list(tmp_path.iterdir())
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_the_folder_of_a_killed_build_is_removed_by_the_next_build(tmp_path: Path) -> None:
