@@ -297,6 +297,15 @@ def _iris_landmarks(name: str) -> ZooModel:
     )  # fmt: skip
 
 
+def _selfie_segmentation(name: str) -> ZooModel:
+    """The shares of a person in the pixels of a photograph."""
+    samples = _split("input_1", lambda count, seed: _images(data.people(count // 2, 256, seed), axes="NHWC"))
+    return ZooModel(
+        name, "segmentation", "IoU of map", _mediapipe("selfie_segmentation/selfie_segmentation.tflite"), *samples,
+        lambda answers, exact: scores.maps_agree(answers[0], exact[0], 0.5),
+    )  # fmt: skip
+
+
 def _digits(name: str) -> ZooModel:
     with np.load(DIGITS / "calibration.npz") as samples:
         calibration = {"image": samples["image"]}
@@ -360,7 +369,13 @@ def _xgboost(train: Array, target: Array) -> bytes:
 
 
 _TREES = {"sklearn-boosting": _sklearn_boosting, "lightgbm": _lightgbm, "xgboost": _xgboost}
-_TFLITE_ONLY = ("face-detector-short", "face-detector-full", "face-landmarks", "iris-landmarks")
+_TFLITE_ONLY = (
+    "face-detector-short",
+    "face-detector-full",
+    "face-landmarks",
+    "iris-landmarks",
+    "selfie-segmentation",
+)
 _MAKERS: dict[str, Callable[[str], ZooModel]] = {
     "digits": _digits,
     "ocr-angle": _ocr_angle,
@@ -377,5 +392,6 @@ _MAKERS: dict[str, Callable[[str], ZooModel]] = {
     "face-detector-full": _face_detector,
     "face-landmarks": _face_landmarks,
     "iris-landmarks": _iris_landmarks,
+    "selfie-segmentation": _selfie_segmentation,
     **dict.fromkeys(_TREES, _trees),
 }

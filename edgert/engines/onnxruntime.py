@@ -99,14 +99,23 @@ def compute_int8_exactly(session_options: Any) -> None:
 
 def _exact_session(onnxruntime: Any, path: str, options: Any) -> Any:
     """Return a session; its INT8 products are exact if ONNX Runtime can compute the model exactly."""
-    try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        # ONNX Runtime has no exact QGemm for INT8 activations (format QOperator).
-        if not int8_saturates() or "NOT_IMPLEMENTED" not in str(error):
-            raise
-    options.add_session_config_entry(_EXACT_INT8, "0")
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    more: dict[str, Any] = {}
+    for _ in range(2):
+        try:
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], **more)
+        except Exception as error:
+            if not int8_saturates():
+                raise
+            if "NOT_IMPLEMENTED" in str(error):
+                # ONNX Runtime has no exact QGemm for INT8 activations (format QOperator).
+                options.add_session_config_entry(_EXACT_INT8, "0")
+            elif "Attempt to replace the existing tensor" in str(error):
+                # ONNX Runtime converts a quantized constant to UINT8 again for each node that reads it, and then fails.
+                # Without this conversion, products of INT8 are exact, too, but slower.
+                more["disabled_optimizers"] = ["QDQS8ToU8Transformer"]
+            else:
+                raise
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], **more)
 
 
 def _session_options(onnxruntime: Any, options: EngineOptions) -> Any:

@@ -207,6 +207,34 @@ def test_products_of_large_int8_values_do_not_saturate(name: str, tmp_path: Path
     np.testing.assert_allclose(answers, wanted, atol=3 * float(wanted.max()) / 255)
 
 
+def test_onnx_runtime_loads_a_quantized_model_whose_nodes_share_a_constant(tmp_path: Path) -> None:
+    """For exact products, ONNX Runtime converts a constant again for each node that reads it, and then fails."""
+    quantized = "{0}q = QuantizeLinear({0}, {0}s, {0}z) {0}d = DequantizeLinear({0}q, {0}s, {0}z) "
+    proto = models.model(
+        "float[N,4] x) => (float[N,4] yd",
+        "hd = DequantizeLinear(h, hs, hz) wd = DequantizeLinear(w, ws, wz) "
+        + quantized.format("x")
+        + "a = Add(xd, hd) "
+        + quantized.format("a")
+        + "b = MatMul(ad, wd) "
+        + quantized.format("b")
+        + "y = Add(bd, hd) "
+        + quantized.format("y"),
+        {
+            **{f"{name}s": np.float32(0.25) for name in "xaby"},
+            **{f"{name}s": np.float32(1 / 127) for name in "hw"},
+            **{f"{name}z": np.int8(0) for name in "xabyhw"},
+            "h": np.int8(127),
+            "w": np.eye(4, dtype=np.int8) * np.int8(127),
+        },
+    )
+    specs = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("yd", "FP32", (-1, 4))
+    artifact = LocalArtifact("onnxruntime", models.write(proto, tmp_path / "m.onnx"), specs[:1], specs[1:], "0")
+    session = engine_by_name("onnxruntime").load(artifact, OPTIONS)
+    (answer,) = session.run([np.ones((1, 4), np.float32)])
+    np.testing.assert_allclose(answer, np.full((1, 4), 3.0))
+
+
 def test_only_the_engines_for_tests_need_no_package() -> None:
     assert FOR_TESTS == ("null", "fault")
 

@@ -57,6 +57,7 @@ MINORITY_MIN = 0.01
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # vectors whose mean cosine between samples is higher are not treated as embeddings
 SERIES_MIN = 0.5  # vectors whose adjacent values correlate more are series, such as a pitch for each moment
+CONFIDENT = 0.5  # a value with a lower confidence, such as the pitch of a pause, means nothing
 PROBABILITY_TOLERANCE = 1e-3
 ANYWHERE = (1 << 20, 1 << 20)  # the height and width of an image so large that its border cuts no box
 
@@ -121,7 +122,10 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
         name = _recognized(answers[i], named, steps)
         if name == "neighbours" and _sides(answers[i].shape[1:]) in map(_sides, inputs):
             name = "values"  # an output of an input's shape is a signal: a reconstruction, or a logit for each step
-        judged.append(_of_one(i, names[i], name))
+        if name == "values" and (confidence := _confidence_of(i, answers)) is not None:
+            judged.append(_of_confident(i, names[i], confidence))
+        else:
+            judged.append(_of_one(i, names[i], name))
     return tuple(judged)
 
 
@@ -181,6 +185,27 @@ def _of_one(i: int, output: str, name: str) -> Judgement:
         lambda answers, reference: score(answers[i], reference[i]),
         None if share is None else lambda answers, reference: share(answers[i], reference[i]),
     )
+
+
+def _confidence_of(i: int, reference: Outputs) -> int | None:
+    """Return the number of the output with the confidence of output `i`; None if there is none."""
+    sides = _sides(reference[i].shape[1:])
+    if reference[i].dtype.kind != "f" or len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN:
+        return None
+    for j, other in enumerate(reference):
+        if j == i or other.shape != reference[i].shape or not _within(other):
+            continue
+        if MINORITY_MIN <= float((other > CONFIDENT).mean()) <= 1 - MINORITY_MIN:
+            return j
+    return None
+
+
+def _of_confident(i: int, output: str, confidence: int) -> Judgement:
+    def score(answers: Outputs, reference: Outputs) -> float:
+        confident = reference[confidence] > CONFIDENT
+        return value_agreement(answers[i][confident], reference[i][confident]) if confident.any() else 1.0
+
+    return Judgement("confident", (output,), score)
 
 
 def _grid(reference: Array) -> Grid | None:

@@ -28,7 +28,8 @@ from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.branches import remove_unused
+from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, copy_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.qat import QUANTIZED_ARITHMETIC
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
@@ -62,7 +63,7 @@ class TensorRTBuilder(Builder):
         source = adapt_source(source, self.engine)
         if keeps_quantization(spec, source):
             progress("tensorrt: checking the model's own quantization")
-            proto = source.proto
+            proto = with_float_biases(source.proto)
         elif spec.precision.startswith("int8"):
             progress("tensorrt: quantizing (int8 activations, zero point 0)")
             recipe = qdq.varied(self.recipe(source, spec.profile), spec.recipe)
@@ -85,6 +86,25 @@ class TensorRTBuilder(Builder):
 
     def layers(self, path: Path) -> Iterator[ArtifactLayer]:
         return onnx_layers(path)
+
+
+def with_float_biases(proto: Any) -> Any:
+    """Return the model with float biases in place of the INT32 biases of ONNX Runtime's quantizer."""
+    from onnx import numpy_helper
+
+    proto = copy_of(proto)
+    constants, kept = Constants(proto), []
+    for node in proto.graph.node:
+        data = constants.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        scale = None if data is None else constants.get(node.input[1])
+        if data is None or scale is None or data.dtype != np.int32:
+            kept.append(node)
+            continue
+        bias = np.asarray(data.astype(np.float64) * scale, np.float32)  # ONNX: the zero point of INT32 data is 0
+        proto.graph.initializer.append(numpy_helper.from_array(bias, node.output[0]))
+    refill(proto.graph.node, kept)
+    remove_unused(proto.graph)
+    return proto
 
 
 def audit(proto: Any) -> None:

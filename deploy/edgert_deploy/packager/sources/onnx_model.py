@@ -53,6 +53,7 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     wanted_opsets,
 )
 from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double, narrow_double, widen_half
+from edgert_deploy.packager.sources.onnx_graph.sparse_weights import make_dense
 from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms, state_one_sided
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
 from edgert_deploy.packager.sources.onnx_graph.whole_lookups import reshape_whole_lookups
@@ -156,7 +157,13 @@ def _rewrite(
     inputs that no operator reads.
     """
     changed = embed(Path(str(request.get("folder", "."))) / str(request["name"]), proto)
-    changed |= drop_weight_inputs(proto) | inline_functions(proto) | replace_erfc(proto) | state_one_sided(proto)
+    changed |= (
+        make_dense(proto)
+        | drop_weight_inputs(proto)
+        | inline_functions(proto)
+        | replace_erfc(proto)
+        | state_one_sided(proto)
+    )
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
     changed |= resized
     replaced += remarks

@@ -127,6 +127,18 @@ def test_a_pitch_for_each_moment_is_judged_by_its_values_and_not_by_its_directio
     assert judgement.score([pitch / 2], [pitch]) < 0.9
 
 
+def test_a_pitch_of_pauses_does_not_count_if_another_output_has_its_confidence() -> None:
+    """Between words, a model of pitch answers any pitch, with a low confidence."""
+    voiced = np.tile(np.arange(60) % 20 < 8, (12, 1))
+    pitch = np.where(voiced, RANDOM.uniform(100, 300, (12, 60)), RANDOM.uniform(50, 2000, (12, 60))).astype(np.float32)
+    confidence = np.where(voiced, 0.9, 0.1).astype(np.float32)
+    found, other = judged(pitch, confidence)
+    assert (found.name, other.name) == ("confident", "thresholds")
+    changed = {where: np.where(voiced == where, pitch.mean(), pitch).astype(np.float32) for where in (True, False)}
+    assert found.score([changed[False], confidence], [pitch, confidence]) == 1.0
+    assert found.score([changed[True], confidence], [pitch, confidence]) < 0.1
+
+
 def test_neighbours_are_found_across_blocks_of_samples() -> None:
     """A table of all pairs of 30,000 samples has 7 GB."""
     count = 2 * NEIGHBOUR_BLOCK + 3

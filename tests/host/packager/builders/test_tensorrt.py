@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.engines.tensorrt import build_plan
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared, quantize
 from edgert_deploy.packager.builders.tensorrt import audit
@@ -102,10 +102,18 @@ def test_a_scale_of_zero_is_refused(jetson_graph: Any) -> None:
         audit(jetson_graph)
 
 
-def test_an_int32_bias_is_refused(digits_source: SourceModel, digits_calibration: CalibrationSet) -> None:
+def test_an_int32_bias_is_refused_and_becomes_float_in_a_model_that_another_tool_quantized(
+    digits_source: SourceModel, digits_calibration: CalibrationSet, digits_holdout: CalibrationSet, tmp_path: Path
+) -> None:
     recipe = Recipe("int8", None, {"ActivationSymmetric": True, "WeightSymmetric": True, "AddQDQPairToWeight": False})
+    quantized = quantize(digits_source, digits_calibration, recipe)
     with pytest.raises(BuildFailed, match="int32 bias"):
-        audit(quantize(digits_source, digits_calibration, recipe))
+        audit(quantized)
+    source = load_source(models.write(quantized, tmp_path / "quantized.onnx"))
+    artifact = build("tensorrt", source, digits_calibration, "int8", tmp_path)
+    (answers,) = artifact_outputs(artifact, source, digits_holdout)
+    (wanted,) = reference_outputs(source, digits_holdout)
+    assert (answers.argmax(1) == wanted.argmax(1)).mean() > 0.99
 
 
 def test_the_graph_for_x86_is_refused(
