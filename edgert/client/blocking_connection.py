@@ -92,12 +92,13 @@ class Connection:
             try:
                 if self._polls and not self._watched.poll(self._timeout_ms):
                     raise BlockingIOError
-                count = sock.recv_into(conversation.frames.room)
+                room = conversation.frames.room
+                count = sock.recv_into(room)
             except OSError as error:
                 raise self._lost(error) from error
             if repeatable is not None:
                 size, head, lengths, place, descriptors = form
-                answer_head, answer_flags, answered, answer_lengths = _read_form(conversation.frames.room)
+                answer_head, answer_flags, answered, answer_lengths = _read_form(room)
                 if (
                     count == size
                     and answered == conversation.request_id

@@ -54,18 +54,11 @@ class FrameBuilder:
         """Return the buffers to send: `arrays[i]` as tensor `numbers[i]`. Do not change `numbers` later."""
         # The first case is the result of `signature_of`, without the time of a call.
         signature = (arrays[0].shape, arrays[0].dtype) if len(arrays) == 1 else signature_of(arrays)
-        if self._signature == signature and numbers is self._numbers:
-            return self.update(arrays, flags, request_id, arg, stages)
-        return self._compose(arrays, numbers, flags, request_id, arg, stages)
-
-    def update(
-        self, arrays: Arrays, flags: int, request_id: int, arg: int, stages: Sequence[int] | None = None
-    ) -> Sequence[wire.Buffer]:
-        """Return the buffers of the next frame, whose `arrays` have the dtypes and shapes of the last frame."""
+        if signature != self._signature or numbers is not self._numbers:
+            return self._compose(arrays, numbers, flags, request_id, arg, stages)
         head = self._head
         _write_varying(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
-        if stages is not None:
-            _write_stages(head, wire.STAGES_OFFSET, *stages)
+        _write_stages(head, wire.STAGES_OFFSET, *stages)
         if self._targets is None:
             return self._with_arrays(arrays)
         for target, array in zip(self._targets, arrays):  # noqa: B905  # both have the same length

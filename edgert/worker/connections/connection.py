@@ -50,7 +50,7 @@ class Connection:
     ) -> None:
         self.sock = sock
         self._pipeline = pipeline
-        self._record = recorder.record
+        self.record = recorder.record
         self._frame_bytes_max = frame_bytes_max
         self.budget = budget
         budget.resize(0, FIRST_BUFFER_BYTES)
@@ -108,18 +108,9 @@ class Connection:
             )
         return parts
 
-    def count_answered(self, answer: Answer, arrived_ns: int, encoding_ns: int) -> None:
-        """Count a request whose answer was just sent.
-
-        The request arrived at `arrived_ns`; the encoding of the answer started at `encoding_ns`.
-        """
-        _, _, batch, flags, stages = answer
-        sent_ns = time.perf_counter_ns()
-        self._record(("ok", (sent_ns - arrived_ns) // 1000, stages, (sent_ns - encoding_ns) // 1000, batch, flags != 0))
-
     def count_missed(self, arrived_ns: int) -> None:
         """Count a request, arrived at `arrived_ns`, whose client left or stopped reading before the answer."""
-        self._record(RequestSpan("gone", (time.perf_counter_ns() - arrived_ns) // 1000))
+        self.record(RequestSpan("gone", (time.perf_counter_ns() - arrived_ns) // 1000))
 
     def refuse(self, request: wire.Frame, error: Exception, arrived_ns: int) -> bytes:
         """Return the ERROR frame for a request that arrived at `arrived_ns`, and count the request.
@@ -130,7 +121,7 @@ class Connection:
             log(f"{type(error).__name__} in a request: {error}")
             error = EdgeRTError(f"internal error: {type(error).__name__}: {error}")
         took_us = (time.perf_counter_ns() - arrived_ns) // 1000
-        self._record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))
+        self.record(RequestSpan("shed" if isinstance(error, Overloaded) else "error", took_us))
         return wire.error_frame(error, request_id=request.request_id)
 
     def shrink(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections.abc import Sequence
 
 from edgert.errors import Moved, ProtocolError, SessionLost
 from edgert.protocol import wire
 from edgert.worker.connections.connection import STALL_S, Connection, pong
 from edgert.worker.connections.reactor_switch import ReactorSwitch
-from edgert.worker.pipeline.pipeline import Pipeline
+from edgert.worker.pipeline.app_tensors import ModelInputs
+from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
 
 class OwnThread:
@@ -32,44 +34,48 @@ class OwnThread:
         Returns True, between two frames, if the connection should move to the reactor. Raises ProtocolError,
         SessionLost, OSError, and Moved if another worker serves the model.
         """
-        connection, switch, budget = self._connection, self._switch, self._connection.budget
+        connection, switch, sock = self._connection, self._switch, self._connection.sock
         # The first bytes of a frame may have arrived in the reactor.
         request = self._rest_of_frame() if connection.frames.missing() else self._next_frame()
+        inputs: ModelInputs | None
+        answer: Answer | None
+        parts: Sequence[wire.Buffer] | None
         while request is not None:
             if request.kind != wire.INFER:
                 self._handle_other(request)
-            elif self._answer(request) and switch.last is not connection and switch.count_turn(connection, request):
-                return True
-            if budget.scarce:
+                request = self._next_frame()
+                continue
+            arrived_ns = self._arrived_ns
+            try:
+                inputs = connection.inputs
+                if inputs is None or request.tensors is not connection.tensors:
+                    inputs = connection.inputs_of(request)
+                deadline_s = time.monotonic() + request.arg * 1e-6 if request.arg else None
+                answer = self._infer(inputs, request.flags, arrived_ns, deadline_s)
+                encoding_ns = time.perf_counter_ns()
+                parts = connection.encode(answer, request)
+            except Moved:
+                raise
+            except Exception as error:  # noqa: BLE001  # a request that fails must not end the connection
+                sock.sendall(connection.refuse(request, error, arrived_ns))
+            else:
+                try:
+                    if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != connection.reply.sent_bytes:
+                        raise OSError("the client does not read its answer")
+                except OSError:
+                    connection.count_missed(arrived_ns)
+                    raise
+                sent_ns = time.perf_counter_ns()
+                total_us, encode_us = (sent_ns - arrived_ns) // 1000, (sent_ns - encoding_ns) // 1000
+                connection.record(("ok", total_us, answer.stages, encode_us, answer.batch, answer.flags != 0))
+                if switch.last is not connection and switch.count_turn(connection, request):
+                    return True
+            # A thread that waits must not keep the memory of a large request or answer.
+            request = inputs = answer = parts = None
+            if connection.budget.scarce:
                 connection.shrink()
             request = self._next_frame()
         return False
-
-    def _answer(self, request: wire.Frame) -> bool:
-        """Answer a request; return False if its answer is an error."""
-        connection, arrived_ns = self._connection, self._arrived_ns
-        try:
-            inputs = connection.inputs
-            if inputs is None or request.tensors is not connection.tensors:
-                inputs = connection.inputs_of(request)
-            deadline_s = time.monotonic() + request.arg * 1e-6 if request.arg else None
-            answer = self._infer(inputs, request.flags, arrived_ns, deadline_s)
-            encoding_ns = time.perf_counter_ns()
-            parts = connection.encode(answer, request)
-        except Moved:
-            raise
-        except Exception as error:  # noqa: BLE001  # a request that fails must not end the connection
-            connection.sock.sendall(connection.refuse(request, error, arrived_ns))
-            return False
-        sock = connection.sock
-        try:
-            if (sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)) != connection.reply.sent_bytes:
-                raise OSError("the client does not read its answer")
-        except OSError:
-            connection.count_missed(arrived_ns)
-            raise
-        connection.count_answered(answer, arrived_ns, encoding_ns)
-        return True
 
     def _handle_other(self, frame: wire.Frame) -> None:
         """Handle a frame that is not a request. Raises ProtocolError, SessionLost."""

@@ -360,7 +360,9 @@ class Reactor:
             return
         departure = client.send(parts, connection.reply.sent_bytes)
         if departure is None or departure.unsent:  # a thread sends the rest
-            connection.count_answered(answer, client.arrived_ns, began_ns)
+            sent_ns = time.perf_counter_ns()
+            total_us, encode_us = (sent_ns - client.arrived_ns) // 1000, (sent_ns - began_ns) // 1000
+            connection.record(("ok", total_us, answer.stages, encode_us, answer.batch, answer.flags != 0))
         else:
             connection.count_missed(client.arrived_ns)
         if departure is not None:

@@ -166,7 +166,11 @@ class Batcher:
             outputs = (instance.reactor_run if in_reactor else instance.run)(inputs)
             engine_ns = time.perf_counter_ns() - began_ns
             self.close_reasons["cap" if items >= self.cap > 1 else "idle"] += 1
-            self._count_run(instance, 1, items, engine_ns)
+            instance.last_count, instance.last_run_s = 1, engine_ns * 1e-9
+            runs, sum_ns = self.runs.get(items, (0, 0))
+            self.runs[items] = (runs + 1, sum_ns + engine_ns)
+            if items > 1 or self.is_open:
+                self._large_at_s = self._clock()
         except EdgeRTError:
             raise
         except Exception as error:
@@ -255,13 +259,6 @@ class Batcher:
             return self._idle.pop()
         except IndexError:  # another thread took the last instance
             return None
-
-    def _count_run(self, instance: _Instance, requests: int, items: int, engine_ns: int) -> None:
-        instance.last_count, instance.last_run_s = requests, engine_ns * 1e-9
-        count, sum_ns = self.runs.get(items, (0, 0))
-        self.runs[items] = (count + 1, sum_ns + engine_ns)
-        if items > 1 or self.is_open:
-            self._large_at_s = self._clock()
 
     def _queue(self, request: _Waiting) -> None:
         with self._mutex:
@@ -374,7 +371,11 @@ class Batcher:
             return
         ended_ns = time.perf_counter_ns()
         engine_ns = ended_ns - start_ns
-        self._count_run(instance, len(batch), items, engine_ns)
+        instance.last_count, instance.last_run_s = len(batch), engine_ns * 1e-9
+        runs, sum_ns = self.runs.get(items, (0, 0))
+        self.runs[items] = (runs + 1, sum_ns + engine_ns)
+        if items > 1 or self.is_open:
+            self._large_at_s = self._clock()
         shares = _shares(outputs, [waiting.items for waiting in batch]) if several else [outputs]
         for request, own in zip(batch, shares, strict=True):
             request.answer = EngineAnswer(own, start_ns - request.waits_since_ns, engine_ns, items)

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -192,9 +193,12 @@ def test_the_buffer_of_a_large_frame_is_kept_until_the_client_is_silent(serve: C
     assert sizes[0][0] >= len(LARGE)
     assert len(set(sizes)) == 1
     served.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.1))  # instead of STALL_S, from now on
-    served.client.sendall(PING)
-    assert read_frame(served.client).kind == wire.PONG
+    memory = weakref.ref(frames.room.obj)
+    for sent in (PING, LARGE):
+        served.client.sendall(sent)
+        read_frame(served.client)
     wait_until(lambda: frames.size_bytes == FIRST_BUFFER_BYTES, "the buffer is given back")
+    wait_until(lambda: memory() is None, "no variable of the thread keeps its memory")
     served.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(STALL_S))
     served.client.sendall(PING + LARGE)
     assert read_frame(served.client).kind == wire.PONG
