@@ -148,7 +148,7 @@ class Conversation:
             given = self._arrays_by_name(inputs)
             signature = signature_of(given)
         if signature == self._signature:
-            return frame.parts(given, interface.numbers(len(given)), flags, request_id, timeout_us)
+            return frame.update(given, flags, request_id, timeout_us)
         self._signature = self._tensors = None  # the next answer may have or lack a batch axis, unlike the last one
         arrays, self._added_axis = interface.arrays(inputs)
         parts = frame.parts(arrays, interface.numbers(len(arrays)), flags, request_id, timeout_us)

@@ -56,9 +56,16 @@ class FrameBuilder:
         signature = (arrays[0].shape, arrays[0].dtype) if len(arrays) == 1 else signature_of(arrays)
         if signature != self._signature or numbers is not self._numbers:
             return self._compose(arrays, numbers, flags, request_id, arg, stages)
+        _write_stages(self._head, wire.STAGES_OFFSET, *stages)
+        return self.update(arrays, flags, request_id, arg)
+
+    def update(self, arrays: Arrays, flags: int, request_id: int, arg: int) -> Sequence[wire.Buffer]:
+        """Return the buffers of the next frame, which has the form and the stages of the last frame.
+
+        `arrays` have the dtypes and shapes of the last frame's arrays, or lack their first axis of length 1.
+        """
         head = self._head
         _write_varying(head, wire.VARYING_OFFSET, flags | self._shared_flag, request_id, self._model_id, arg)
-        _write_stages(head, wire.STAGES_OFFSET, *stages)
         if self._targets is None:
             return self._with_arrays(arrays)
         for target, array in zip(self._targets, arrays):  # noqa: B905  # both have the same length

@@ -43,6 +43,7 @@ class OwnThread:
         while request is not None:
             if request.kind != wire.INFER:
                 self._handle_other(request)
+                request = None  # see below
                 request = self._next_frame()
                 continue
             arrived_ns = self._arrived_ns
