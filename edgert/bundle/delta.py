@@ -3,9 +3,9 @@
     b"EDGERTP1", header length (u32, little-endian), header, then the parts one after the other:
     the bundle's signed envelope, and each sent file, identified by its SHA-256.
 
-The header is JSON: {"envelope": bytes, "parts": [{"sha256", "encoding", "bytes", "base"}]}. `encoding` is "raw",
-"zstd" or "patch". A patch is a zstd frame whose dictionary is the raw content of the file `base`, given by its SHA-256.
-A version on the device contains the file `base`.
+The header is JSON: {"envelope": bytes, "parts": [{"sha256", "encoding", "bytes", "base"}]}. `encoding` is "raw", "zstd"
+or "patch". A patch is a zstd frame whose dictionary is the raw content of another file, which a version on the device
+contains. `base` is the SHA-256 of this file.
 
 Only the envelope is signed, so the reader trusts nothing else. The signed manifest determines the files, their sizes
 and hashes; a part must give exactly the bytes of its file. If a file has no part, the reader searches the versions in

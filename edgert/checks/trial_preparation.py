@@ -40,7 +40,7 @@ def measurable_limits(
 
 
 def tensor_difference(before: Manifest, after: Manifest) -> str:
-    """Return the reason why two versions compute different tensors: a key of the manifest, or "".
+    """Return the part of the manifest that makes two versions compute different tensors, or "".
 
     For the comparison, the earlier version gets the tensors that the version on trial computed
     from a request. So both versions must compute tensors in the same way.

@@ -1,4 +1,4 @@
-"""TensorRT: the engine for NVIDIA Jetson. Only the API is used that 10.3 (JetPack 6) and 11 share.
+"""TensorRT: the engine for NVIDIA Jetson. It uses only the API that 10.3 (JetPack 6) and 11 share.
 
 The artifact is a Q/DQ ONNX graph. During the deployment, `prepare` builds a plan from the graph on the device. This
 takes minutes, while the previous version serves. A plan fits one GPU and one version of TensorRT, so its name in

@@ -1,7 +1,7 @@
 """Accepts HTTP connections, each with its own thread, and limits their number.
 
-The server uses blocking threads instead of an event loop, because a blocking call computes the answer. To pass the
-answer from a thread pool to an event loop takes more time than all HTTP code of a request
+The server uses blocking threads instead of an event loop, because a blocking call computes the answer. Passing the
+answer from a thread pool to an event loop would take more time than all HTTP code of a request
 (docs/decisions/0005-http-on-blocking-threads.md).
 """
 

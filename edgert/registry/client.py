@@ -106,7 +106,7 @@ class Registry:
         return None if digest == known else Fetched(digest, media_type.partition(";")[0].strip(), data)
 
     def has(self, blob: Blob) -> bool:
-        """Return whether the registry has the blob. The method fetches the last byte of the blob.
+        """Return whether the registry has the blob, by a fetch of its last byte.
 
         A HEAD request would only query the registry's index, which may list a file that the storage lost or truncated.
         """

@@ -2,8 +2,8 @@
 
 The clock of a device without a battery or a time source may show any time. But the device knows other times: a bundle
 that expires states the time of its signature, files have times, and the clock may have been correct earlier. The real
-time is not before the latest of these times. `STATE/latest_time.json` stores times of signatures. While the clock
-follows a time source, the file also stores the time of the clock.
+time is never before the latest of them. `STATE/latest_time.json` stores times of signatures. While the clock follows a
+time source, the file also stores the time of the clock.
 """
 
 from __future__ import annotations

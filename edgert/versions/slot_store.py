@@ -159,10 +159,9 @@ class SlotStore:
     def fail(self, digest: str, reason: str, distrusted: Container[str] = (), *, of_trial: bool = False) -> bool:
         """Roll back from a version that failed; return False if this version is not live any more.
 
-        Raises SlotsBusy at once if another process holds the slots. Raises TransitionRefused if there is no earlier
-        good version, or if this version is distrusted. A rollback must not make a version live whose digest is
-        `distrusted`. With `of_trial`, the version failed on trial; then also return False if the version is not on
-        trial any more, because a command has kept it.
+        A rollback must not make a version live whose digest is in `distrusted`. With `of_trial`, the version failed on
+        trial; if a command has kept it since, return False. Raises SlotsBusy at once if another process holds the
+        slots. Raises TransitionRefused if there is no earlier good version, or if it is distrusted.
         """
 
         def reason_of(before: Slots) -> str | None:

@@ -3,7 +3,7 @@
 This module does no I/O. Theory of operation: each report is applied once. In each stream, `seq` grows by one with each
 report. So (boot, seq) identifies a repeated report, and a missing report leaves a gap until it arrives late.
 Percentiles are computed from sketches that are merged over the last windows. They are never computed from other
-percentiles: the mean of the devices' p99.9 is not the fleet's p99.9.
+percentiles, because the mean of the devices' p99.9 is not the fleet's p99.9.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def increase(
 ) -> tuple[int, ...]:
     """Return the growth of the counters since `before` (docs/telemetry.md).
 
-    A counter that decreased restarted at 0. Then its growth is its whole value. There is one exception: if counters
+    If a counter decreased, it restarted at 0, so its growth is its whole value. There is one exception: if counters
     decreased over a lost spool, the cause may also be a restart in the lost part, or a late report of the older spool.
     In this case, and if `before` is None, the growth is the whole value only if the worker started in this window, else
     0.

@@ -70,7 +70,7 @@ class FleetSubscriber:
     def listen(self, seconds: float) -> None:
         """Apply the messages that arrive within `seconds`. Connect again if the connection is lost.
 
-        Returns early if the broker sends no more messages before some are acknowledged.
+        Returns early if the broker waits for acknowledgements before it sends more messages.
         """
         ends_at, began = time.monotonic() + seconds, self._connection.taken
         while (left := ends_at - time.monotonic()) > 0:

@@ -1,8 +1,8 @@
 """Drift: the difference between wanted and live releases.
 
 This module does no I/O. If a device follows a channel, the device's own record names the wanted release. Otherwise the
-newest rollout with this device names the wanted release. An aborted rollout is used only for the devices that have its
-release. A rollout is not used for a device that refused its bundle.
+newest rollout with this device names the wanted release. An aborted rollout counts only for the devices that have its
+release. A rollout does not count for a device that refused its bundle.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A transfer sends a delta with the files that a device lacks, or sends the whole bundle.
 
-The device checks every hash. If the device cannot apply a delta (a slot is damaged, or an old file has other content
+The device checks every hash. If it cannot apply a delta (because a slot is damaged, or an old file has other content
 than the host assumes), the host sends the whole bundle instead. A device that accepts no deltas gets the whole bundle
 at once.
 """

@@ -24,7 +24,7 @@ class Trial:
 
     Args:
         report: Reports an event of the model in telemetry.
-        roll_back: Rolls a version back that broke a limit, or whose watch was cut off.
+        roll_back: Rolls back a version that broke a limit, or whose watch was cut off.
         rolled_back: Called after the time of the trial has passed and the slots are rolled back.
         sync: Called if the time of the trial has passed, but a command has already changed the slots.
     """

@@ -1,4 +1,4 @@
-"""Finds slow devices: their p99 is above the model's target, or far above its usual p99.
+"""Finds slow devices, whose p99 is above the model's target, or far above its usual value.
 
 This module does no I/O. Theory of operation: the limit of a model is its p99 target. A model without a target has a
 baseline for each profile: the lower value of its p99 in the last week (from the store) and the present p99 of the
@@ -19,7 +19,7 @@ COMPARED_EVERY_S = 5.0
 
 
 class SlowDevices:
-    """Finds slow devices and the time since they are slow, by the limit of each (model, profile)."""
+    """Finds slow devices and the time when they became slow, by the limit of each (model, profile)."""
 
     def __init__(self, targets: Mapping[str, float]) -> None:
         self._targets = targets
@@ -41,7 +41,7 @@ class SlowDevices:
         self._middle_ms = {key: median_low(p99s) for key, p99s in recent.items() if len(p99s) >= PEERS_MIN}
 
     def why(self, device: DeviceState, wall_ms: int) -> tuple[str, int] | None:
-        """Return the reason why a device is slow, and the time since it is slow (ms since 1970), or None."""
+        """Return why a device is slow, and when it became slow (ms since 1970), or None."""
         why = next((why for model in sorted(device.models) if (why := self._why(device, model))), None)
         key = (device.site, device.device)
         if why is None:

@@ -123,8 +123,8 @@ def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores
 def cell_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
     """Return the F1 score of a grid's cells, or the R squared of the box values if it is lower.
 
-    A hit is confident in both and gives the same class. The box values may have any coding, so they are compared as
-    values, in FP32's confident cells.
+    A cell is a hit if the artifact and FP32 are both confident in it and give the same class. The box values may have
+    any coding, so they are compared as values, in FP32's confident cells.
     """
     got, want, both = _confident(scores, true_scores)
     if not want.any():

@@ -2,19 +2,18 @@
 
 **The choice.** The golden samples are SAMPLES samples of the hold-out that cover FP32's answers. The first samples are
 those with the lowest and the highest value of each output. Each next sample is the one that is farthest from all chosen
-samples (greedy k-centre; Gonzalez, 1985). While a class has no chosen sample, the next sample must be of a class
-without a chosen sample. So a check of eight samples shows an error at one end of the range, or in one class. If one
-sample has a size of megabytes, the bundle has fewer golden samples, because it holds their inputs and each artifact's
-answers to them.
+samples (greedy k-centre; Gonzalez, 1985). While a class has no chosen sample, the next sample must be of such a class.
+So a check of eight samples shows an error at one end of the range, or in one class. If one sample takes megabytes, the
+bundle has fewer golden samples, because it holds their inputs and each artifact's answers to them.
 
-**The tolerance.** The artifact answers the samples on this host in every way in which its engine can compute (the
-builder's `ways`): with one thread or several, with optimized or plain kernels, with real or simulated INT8. A
-device differs from this host in the same way as these ways differ from each other: in the order of sums and in
-rounding. The tolerance is MARGIN times the largest difference between the ways. It is at least the floor of the
-precision, because identical results on this host do not predict the results of another processor. The floor is 3
-quantization steps in INT8, 4 roundings in FP16, or a ten-thousandth of the range in FP32. A step is the range of FP32's
-answers / 255. The answers of different TFLite runtimes differed by up to 3 steps. If this host cannot run the kernels
-of an engine, its builder states larger floors (`tolerance_times` and `tolerance_floor`).
+**The tolerance.** The artifact answers the samples on this host in every variant of its engine (the builder's `ways`):
+with one thread or several, with optimized or plain kernels, with real or simulated INT8. The variants differ in the
+order of sums and in rounding, and a device differs from this host in the same respects. So the tolerance is MARGIN
+times the largest difference between two variants. It is at least the floor of the precision, because identical results
+on this host do not predict the results of another processor. The floor is 3 quantization steps in INT8, 4 roundings in
+FP16, or a ten-thousandth of the range in FP32. A step is the range of FP32's answers / 255. The answers of different
+TFLite runtimes differed by up to 3 steps. If this host cannot run the kernels of an engine, its builder states larger
+floors (`tolerance_times` and `tolerance_floor`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ONNX Runtime artifacts: Q/DQ in U8S8 for x86, in S8S8 for ARM.
+"""ONNX Runtime artifacts: Q/DQ in U8S8 (unsigned activations) for x86, in S8S8 (signed) for ARM.
 
 The INT8 instructions of x86 multiply unsigned by signed numbers: on x86, U8S8 was 3.2 times as fast as FP32, and S8S8
 was 1.4 times as fast. The INT8 instructions of ARM multiply signed by signed numbers. A model that is already quantized

@@ -357,7 +357,7 @@ class _EngineBuild:
 def in_preference(passed: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates in their order, except that those with almost no INT8 come last.
 
-    A candidate that is INT8 by its name only is left out if another one passes: FP32 computes the same, without a loss.
+    If another candidate passes, one that is INT8 only by name is left out: FP32 computes the same without a loss.
     """
     useful = [candidate for candidate in passed if not candidate.is_int8_by_name_only]
     return sorted(useful or passed, key=lambda candidate: not candidate.is_worth_it)
