@@ -79,6 +79,15 @@ def test_each_request_of_the_same_shape_has_its_own_values_and_number(items: int
         assert frame.flags == wire.FLAG_NO_CACHE
 
 
+@pytest.mark.parametrize("items", [3, KEPT_BYTES_MAX // 4], ids=["short", "long"])
+def test_an_item_without_its_batch_axis_gets_the_axis_in_every_request(items: int) -> None:
+    talk = a_conversation([items])
+    for _ in range(3):
+        item = RNG.random(items, np.float32)
+        (array,) = values(received(talk.request(item, 0, 1)))
+        assert np.array_equal(array, item[np.newaxis])
+
+
 def test_several_inputs_are_sent_in_the_models_order() -> None:
     talk = a_conversation([2], [70])
     for _ in range(3):
