@@ -139,14 +139,8 @@ class Conversation:
         assert interface is not None  # the daemon has greeted
         frame = self._frame
         self._trace = trace
-        given: tuple[NDArray[Any], ...]
-        signature: tuple[Any, ...]
-        if type(inputs) is np.ndarray:
-            given = (inputs,)
-            signature = (inputs.shape, inputs.dtype)  # the result of `signature_of`, without the time of a call
-        else:
-            given = self._arrays_by_name(inputs)
-            signature = signature_of(given)
+        given = (inputs,) if type(inputs) is np.ndarray else self._arrays_by_name(inputs)
+        signature = signature_of(given)
         if signature == self._signature:
             return frame.update(given, flags, request_id, timeout_us)
         self._signature = self._tensors = None  # the next answer may have or lack a batch axis, unlike the last one

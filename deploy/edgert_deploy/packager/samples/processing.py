@@ -326,10 +326,7 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
         check_detect(detect, source.outputs)
     scored = detect.scores or detect.boxes
     shape = next(spec.shape for spec in source.outputs if spec.name == scored)
-    values, boxes = (
-        shape[1 if detect.form == "channels_first" else 2],
-        shape[2 if detect.form == "channels_first" else 1],
-    )
+    values, boxes = shape[1:3] if detect.form == "channels_first" else (shape[2], shape[1])
     if not detect.scores and detect.form == "anchors_first" and values == 6 and 0 < boxes <= SUPPRESSED_BOXES_MAX:
         raise ConfigInvalid(
             f"{name}: output {scored!r} {list(shape)} has the form of a model that suppresses boxes itself, such as YOLOv10 "

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.onnx_graph.branches import remove_unused
-from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import attribute_of, nodes_of
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 DOMAIN = "ai.onnx.ml"
@@ -56,7 +56,7 @@ def scores_of_pairs(proto: Any) -> tuple[str, ...]:
         return ()
     names = set()
     for node in proto.graph.node:
-        if node.op_type == "SVMClassifier" and all(attribute.name != "prob_a" for attribute in node.attribute):
+        if node.op_type == "SVMClassifier" and attribute_of(node, "prob_a") is None:
             names.update(node.output[1:])
         elif node.op_type in ("Cast", "Identity", "ZipMap") and node.input[0] in names:
             names.update(node.output)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, graphs_of, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import attribute_of, copy_of, graphs_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, structure_of
 
 OPSET_MIN = 13  # the first opset whose QuantizeLinear has scales per channel
@@ -57,7 +57,7 @@ def _state_resize_modes(proto: Any) -> None:
     from onnx import helper
 
     for node in nodes_of(proto.graph):
-        if node.op_type == "Resize" and all(a.name != "coordinate_transformation_mode" for a in node.attribute):
+        if node.op_type == "Resize" and attribute_of(node, "coordinate_transformation_mode") is None:
             node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
             node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
 
