@@ -51,7 +51,8 @@ class HttpAsker:
     def _exchange(self, body: memoryview | bytes) -> memoryview:
         size = memoryview(body).nbytes
         head = b"%b%d\r\n\r\n%b" % (self._head, len(self._prefix) + size, self._prefix)
-        assert self._sock.sendmsg((head, body)) == len(head) + size, "a signal interrupted the request"
+        if self._sock.sendmsg((head, body)) < len(head) + size:
+            raise ConnectionResetError("the server closed the connection during the request")
         room, at, end, size = self._room, 0, -1, 0
         while end < 0 or at < size:
             count = self._sock.recv_into(room[at:])
