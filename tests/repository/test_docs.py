@@ -26,11 +26,14 @@ PAGES = [
 PROGRAMS: dict[str, click.Group] = {"edgert": edgert, "edgertd": edgertd}
 FOLDERS = ("edgert", "deploy", "devices", "docs", "tests", "hil", "bench", "examples", ".ci")
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*{{}},-]*)`")
+SECTION = re.compile(r"^(?=#+ )", re.MULTILINE)
+START = re.compile(r"^Paths [\w ]*start at `([\w/]+/)`", re.MULTILINE)  # the folder of all paths of a section
+FILE = re.compile(r"`([\w./-]*\w(?:/|\.(?:py|sh|toml|h)))`")  # also without a folder
 BLOCK = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(edgertd? [^`]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)")
 SCRIPTS = [path for folder in ("hil", "bench", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
-NOT_OURS = re.compile(r"(.*my-board.*|edgert/(v1|hint)/.*)")  # a user's file; MQTT topics
+NOT_OURS = re.compile(r"(.*my-board.*|edgert\.toml|edgert/(v1|hint)/.*)")  # a user's files; MQTT topics
 
 
 def page_id(page: Path) -> str:
@@ -39,8 +42,36 @@ def page_id(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_the_files_that_a_page_names_exist(page: Path) -> None:
-    named = {path for path in PATH.findall(page.read_text()) if not NOT_OURS.fullmatch(path)}
-    assert sorted(path for path in named if not exists(path, page)) == []
+    named = {
+        (path, start)
+        for section in SECTION.split(page.read_text())
+        for path in PATH.findall(section)
+        for start in [start_of(section)]
+        if not NOT_OURS.fullmatch(path)
+    }
+    assert sorted(path for path, start in named if not exists(path, page, start=start)) == []
+
+
+def test_the_architecture_names_only_files_that_exist() -> None:
+    """A path starts at the top folder, at the section's start, in the folder of the path before it, or above that."""
+    missing, checked = [], 0
+    for section in SECTION.split((ROOT / "docs/architecture.md").read_text()):
+        starts = [ROOT, ROOT / start_of(section)]
+        before = starts[1]
+        for name in FILE.findall(section):
+            folders = [folder for folder in (*starts, before, before.parent) if (folder / name).exists()]
+            if folders:
+                before = folders[0] / name if name.endswith("/") else (folders[0] / name).parent
+            missing += [] if folders or NOT_OURS.fullmatch(name) else [name]
+            checked += 1
+    assert missing == []
+    assert checked > 200
+
+
+def start_of(section: str) -> str:
+    """Return the folder at which the paths of a section start, or "" for the top folder."""
+    found = START.search(section)
+    return found[1] if found else ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -84,13 +115,14 @@ def test_the_pages_that_code_names_exist() -> None:
     )
 
 
-def exists(path: str, page: Path, *, prefix: bool = False) -> bool:
-    """Whether `path` (with * and {a,b}) names a file here, from the top folder or from the page's."""
+def exists(path: str, page: Path, *, prefix: bool = False, start: str = "") -> bool:
+    """Whether `path` (with * and {a,b}) names a file here, from the top folder, from `start` or from the page's."""
     choices = re.search(r"\{([^}]*)\}", path)
     if choices:
-        return all(exists(path.replace(choices[0], choice, 1), page, prefix=prefix) for choice in choices[1].split(","))
+        paths = [path.replace(choices[0], choice, 1) for choice in choices[1].split(",")]
+        return all(exists(one, page, prefix=prefix, start=start) for one in paths)
     pattern = path.rstrip("/") + ("*" if prefix else "")
-    return any(next(folder.glob(pattern), None) is not None for folder in (ROOT, page.parent))
+    return any(next(folder.glob(pattern), None) is not None for folder in (ROOT, ROOT / start, page.parent))
 
 
 def commands_in(block: str) -> Iterator[str]:

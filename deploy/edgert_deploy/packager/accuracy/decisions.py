@@ -2,8 +2,8 @@
 
 A cosine hides errors: it is always near 1 for a tensor that mixes boxes (0 to 320) with scores (0 to 1), and for an
 output of one positive value. So this module recognizes each output by its shape and by FP32's values, and judges the
-values that an app reads from it. docs/accuracy.md has the table of judgements, and fp32_agreement.py computes their
-scores. FP32 scores 1 in each judgement. The total score is the lowest score.
+values that an app reads from it. docs/accuracy-reference.md has the table of judgements, and fp32_agreement.py computes
+their scores. FP32 scores 1 in each judgement. The total score is the lowest score.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The metrics of the accuracy gate: each gives one number for the answers to hold-out samples.
 
-A higher number is better. docs/accuracy.md lists the metrics with their requirements. "auto" may choose
+A higher number is better. docs/accuracy-reference.md lists the metrics with their requirements. "auto" may choose
 `top1_agreement`: the share of samples for which the artifact and FP32 give the highest score to the same class.
 
 An output [N, C] may hold class scores, an embedding or a regression. The largest element has a meaning only in class

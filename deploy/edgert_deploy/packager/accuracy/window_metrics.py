@@ -1,7 +1,7 @@
 """Precision, recall and F1 of the classes that a device answers for the windows of recordings.
 
-docs/accuracy.md defines which windows and events are right. The classes are computed by the rule that devices use, with
-its thresholds, its `none` labels, and its smoothing over the windows of each recording.
+docs/accuracy-reference.md defines which windows and events are right. The classes are computed by the rule that devices
+use, with its thresholds, its `none` labels, and its smoothing over the windows of each recording.
 """
 
 from __future__ import annotations

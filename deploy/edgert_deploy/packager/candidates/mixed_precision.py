@@ -1,8 +1,8 @@
 """The search for mixed precision: if plain INT8 loses too much, the most harmful layers stay in float.
 
-docs/accuracy.md describes the search. The search ends at the latest when its budget is spent. The budget counts builds,
-so the result does not depend on the speed of the machine. Each measurement is saved at once, and artifacts in the build
-cache take nothing from the budget. So if the same build runs again, its search continues.
+docs/accuracy-reference.md describes the search. The search ends at the latest when its budget is spent. The budget
+counts builds, so the result does not depend on the speed of the machine. Each measurement is saved at once, and
+artifacts in the build cache take nothing from the budget. So if the same build runs again, its search continues.
 """
 
 from __future__ import annotations
