@@ -225,7 +225,10 @@ def image_layout(shape: Sequence[int]) -> str:
 
 
 def height_and_width(shape: Sequence[int], layout: str = "") -> tuple[int, int]:
-    """Return the lengths of the height and the width in `shape`, of 4 axes. The default is its `image_layout`."""
+    """Return the lengths of the height and the width in `shape`, of 4 axes.
+
+    Without `layout`, the layout is the `image_layout` of the shape.
+    """
     _, first, second, third = shape
     return (first, second) if (layout or image_layout(shape)) == "nhwc" else (second, third)
 
