@@ -19,6 +19,7 @@ IMAGE_SIDE_MAX = 8192  # the longer side of a model's input images
 DETECTIONS_MAX = 1000
 NAMES_SHOWN_MAX = 16  # in a message
 LAYOUTS = ("nchw", "nhwc")
+CHANNELS = (1, 3, 4)  # the numbers of channels by which an axis is recognized as the axis of channels
 COLOURS = ("rgb", "bgr", "gray")
 RESIZE_RULES = ("stretch", "crop", "letterbox")
 RESIZE_FILTERS = ("nearest", "bilinear", "bicubic")
@@ -216,6 +217,20 @@ def check_rules(
     added = {name for rule in (classify, detect, ctc) if rule is not None for name in rule.added}
     if taken := sorted({spec.name for spec in outputs} & added):
         raise BundleError(f"output {taken[0]!r} has a name that post-processing adds: rename it in the model")
+
+
+def image_layout(shape: Sequence[int]) -> str:
+    """Return "nhwc" if `shape`, of 4 axes, can have its channels only in its last axis; else "nchw"."""
+    return "nhwc" if shape[3] in CHANNELS and shape[1] not in CHANNELS else "nchw"
+
+
+def height_and_width(shape: Sequence[int], layout: str = "") -> tuple[int, int]:
+    """Return the lengths of the height and the width in `shape`, of 4 axes.
+
+    Without `layout`, the layout is the `image_layout` of the shape.
+    """
+    _, first, second, third = shape
+    return (first, second) if (layout or image_layout(shape)) == "nhwc" else (second, third)
 
 
 def check_preprocess(pre: Preprocess, inputs: tuple[TensorSpec, ...]) -> None:

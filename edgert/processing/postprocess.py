@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
+from edgert.bundle.rules import height_and_width
 from edgert.processing.answers.classify import Classifier
 from edgert.processing.answers.ctc import CtcReader
 from edgert.processing.answers.detect import detections
@@ -53,7 +54,7 @@ class Postprocessor:
             size = manifest.outputs[self._embed_index].shape[-1]
             self.outputs += (TensorSpec(self._embed.name, "FP32", (-1, size)),)
         self._images = manifest.preprocess is not None
-        self._nhwc = manifest.preprocess is not None and manifest.preprocess.model_layout == "nhwc"
+        self._layout = "" if manifest.preprocess is None else manifest.preprocess.model_layout
         labels = self._classify or self._detect  # CTC needs no labels: the answer itself contains the texts
         self.labels: tuple[str, ...] = labels.labels if labels is not None else ()
 
@@ -79,10 +80,9 @@ class Postprocessor:
         if self._classify is not None:
             added += self._classifier(outputs[self._classify_index], windows, before)
         if self._detect is not None:
-            shown = inputs[image].shape
-            height, width = shown[1:3] if self._nhwc else shown[2:]
+            size = height_and_width(inputs[image].shape, self._layout)
             arrays = [outputs[i] for i in self._detect_indices]
-            added += detections(self._detect, arrays, (height, width), placements)
+            added += detections(self._detect, arrays, size, placements)
         if self._ctc is not None:
             added += self._reader(outputs[self._ctc_index])
         if self._embed is not None:

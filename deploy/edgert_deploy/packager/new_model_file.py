@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgert.bundle.rules import Detect
+from edgert.bundle.rules import CHANNELS, Detect, height_and_width, image_layout
 from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.devices.facts import LOCAL_PROFILE
@@ -18,7 +18,6 @@ from edgert_deploy.packager.model_file import SUFFIX
 from edgert_deploy.packager.samples.processing import masks_of, read_postprocess
 from edgert_deploy.packager.sources.source_model import SourceModel
 
-CHANNELS = (1, 3, 4)
 TOKEN_DATATYPES = ("INT32", "INT64")
 COMMENT_COLUMN = 34
 # Each tuple has the sides, in pixels, of the cells in the grids of a YOLO model. Each cell has one or three anchors. In
@@ -151,7 +150,7 @@ def _arrays(source: SourceModel) -> str:
 
 def _kind(spec: TensorSpec) -> str:
     if layout := _layout(spec):
-        channels, height, width = spec.shape[1:] if layout == "nchw" else (spec.shape[3], *spec.shape[1:3])
+        channels, (height, width) = spec.shape[1 if layout == "nchw" else 3], height_and_width(spec.shape)
         return f"an image, {channels} channel{'s' * (channels > 1)}, {height} x {width}, layout {layout}"
     if _is_tokens(spec):
         return f"tokens, {_length(spec.shape[1])} a sample"
@@ -170,7 +169,7 @@ def _layout(spec: TensorSpec) -> str:
     """Return "nchw" or "nhwc" for an image, "" for anything else."""
     if len(spec.shape) != 4 or spec.datatype in TOKEN_DATATYPES:
         return ""
-    return "nchw" if spec.shape[1] in CHANNELS else "nhwc" if spec.shape[3] in CHANNELS else ""
+    return image_layout(spec.shape) if {spec.shape[1], spec.shape[3]} & {*CHANNELS} else ""
 
 
 def _is_detector(source: SourceModel) -> bool:
@@ -186,7 +185,7 @@ def _is_detector(source: SourceModel) -> bool:
             output is not boxes and len(output.shape) == 3 and anchors in output.shape[1:] for output in source.outputs
         ):
             return False  # boxes without scores in their output are relative to anchors that are not in the model
-        height, width = image.shape[2:] if _layout(image) == "nchw" else image.shape[1:3]
+        height, width = height_and_width(image.shape)
         cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in GRIDS]
         return anchors in cells or anchors in [3 * count for count in cells]
     return False

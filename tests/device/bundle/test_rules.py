@@ -15,6 +15,7 @@ from edgert.bundle.rules import (
     Resize,
     Smooth,
     check_rules,
+    height_and_width,
 )
 from edgert.errors import BundleError
 from edgert.tensors import TensorSpec
@@ -25,6 +26,15 @@ RESIZE = Resize("letterbox", 64, 64)
 PREPROCESS = Preprocess("x", resize=RESIZE, decode=True)
 DETECT = Detect("boxes")
 CTC = Ctc("boxes", tuple("abcdefghijklmn"), time_axis="last")
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((-1, 3, 48, 64), (48, 64)), ((-1, 48, 64, 3), (48, 64)), ((1, 48, 64, 4), (48, 64)), ((-1, 1, 8, 3), (8, 3))],
+)
+def test_the_axis_of_channels_shows_the_height_and_the_width(shape: tuple[int, ...], size: tuple[int, int]) -> None:
+    assert height_and_width(shape) == size
+    assert height_and_width(shape, "nhwc") == shape[1:3]
 
 
 def test_rules_that_fit_the_model_are_accepted() -> None:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.bundle.manifest import Manifest
-from edgert.bundle.rules import Classify, Smooth
+from edgert.bundle.rules import Classify, Detect, Smooth
 from edgert.bundle.signal_rules import Series
 from edgert.processing.postprocess import Postprocessor
 from edgert.tensors import TensorSpec
@@ -58,6 +58,17 @@ def test_the_extreme_scores_of_a_quantized_model_keep_their_places(
     added = scored(manifest, datatype, top_k=4, softmax=False)
     given = np.array([scores], added.outputs[0].dtype)
     assert added([given], None, [given], 0)[1].tolist() == [[2, 3, 1, 0]]
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 96, 3), (1, 3, 64, 96)])
+def test_boxes_stay_in_the_models_image_whatever_its_layout(manifest: Manifest, shape: tuple[int, ...]) -> None:
+    """Without preprocessing, no rule states the layout. Earlier code took NHWC for NCHW: here, for a width of 3."""
+    boxes = np.array([[[50, 30, 20, 10, 0.9]]], np.float32)
+    rule = Detect("y", form="anchors_first")
+    inputs, outputs = (TensorSpec("x", "FP32", shape),), (TensorSpec("y", "FP32", (1, 1, 5)),)
+    added = Postprocessor(replace(manifest, inputs=inputs, outputs=outputs, detect=rule))
+    answer = added([boxes], None, [np.zeros(shape, np.float32)], 0)
+    assert answer[1][0, 0].tolist() == [40, 25, 60, 35]
 
 
 def test_smoothing_keeps_one_window_less_than_it_averages(manifest: Manifest) -> None:

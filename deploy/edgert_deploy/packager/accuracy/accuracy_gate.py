@@ -13,7 +13,7 @@ import numpy as np
 from edgert.bundle.manifest import ROUNDING_MARGIN, Accuracy
 from edgert.printable import counted
 from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_needed
-from edgert_deploy.packager.accuracy.decisions import may_be_grid_of_logits
+from edgert_deploy.packager.accuracy.grids import may_be_grid_of_logits
 from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.printable import in_short
-from edgert_deploy.packager.accuracy.decisions import Judgement, judgements, rank_classes
+from edgert_deploy.packager.accuracy.decisions import judgements, rank_classes
+from edgert_deploy.packager.accuracy.judgement import Judgement
 from edgert_deploy.packager.accuracy.mean_average_precision import MeanAveragePrecision
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate

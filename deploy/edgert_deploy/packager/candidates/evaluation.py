@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgert.bundle.rules import Classify, Ctc, Preprocess
+from edgert.bundle.rules import Classify, Ctc, Preprocess, height_and_width
 from edgert.bundle.signal_rules import Sound
 from edgert.errors import CalibrationInvalid, EngineFailed, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
@@ -174,7 +174,7 @@ def _image_size(request: BuildRequest) -> tuple[int, int] | None:
     shape = next(spec.shape for spec in request.source.inputs if spec.name == name)
     if request.detect is None or len(shape) != 4:
         return None
-    return (shape[1], shape[2]) if before is not None and before.model_layout == "nhwc" else (shape[2], shape[3])
+    return height_and_width(shape, "" if before is None else before.model_layout)
 
 
 def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:

@@ -110,7 +110,7 @@ def search_float_layers(
 ) -> Search | None:
     """Search for the fewest layers in float with which the model passes.
 
-    Return None if the source is not ONNX, or is quantized already.
+    Return None if the source is quantized already. Raises BuildFailed if the source is not ONNX.
 
     Args:
         builder: The builder of all candidates.
@@ -119,8 +119,13 @@ def search_float_layers(
         share_min: The search ends if less than this share of the work is in INT8.
     """
     source = builder.evaluation.source
-    if source.proto is None or source.quantized:  # the build keeps the user's own quantization
+    if source.quantized:  # the build keeps the user's own quantization
         return None
+    if source.proto is None:
+        raise BuildFailed(
+            f"it needs an ONNX graph, and {source.path.name} is a TFLite model. Give the ONNX or Keras model from which it "
+            "was converted"
+        )
     search = _LayerSearch(builder, plain.spec, budget, share_min)
     harms = search.measured(builder.processes.layers())
     found, spent = search.fewest(worst_first(harms))

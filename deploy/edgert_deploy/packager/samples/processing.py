@@ -17,6 +17,8 @@ from edgert.bundle.rules import (
     check_ctc,
     check_detect,
     check_preprocess,
+    height_and_width,
+    image_layout,
 )
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_sound
 from edgert.bundle.text_rules import Embed, Text
@@ -71,15 +73,16 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
         raise ConfigInvalid(
             f"{path}: input = {values.get('input')!r} is not an input of the model; the model's inputs are {names}"
         )
-    if spec.datatype != "FP32" and not (len(spec.shape) == 4 and spec.datatype in ("FP16", "UINT8", "INT8")):
+    may_be_image = len(spec.shape) == 4
+    if spec.datatype != "FP32" and not (may_be_image and spec.datatype in ("FP16", "UINT8", "INT8")):
         raise ConfigInvalid(
             f"{path}: input {spec.name!r} is {spec.datatype}; preprocessing produces FP32, and for images also FP16, UINT8 or INT8"
         )
-    layout = values.get("model_layout", _model_layout(spec))
+    layout = values.get("model_layout", image_layout(spec.shape) if may_be_image else "nchw")
     colour = "gray" if _channels(spec, layout) == 1 else "rgb"
     values = {"model_layout": layout, "colour": colour, **_with_lists(values)}
     if isinstance(resize := values.get("resize"), dict):
-        height, width = _height_and_width(spec, layout)
+        height, width = height_and_width(spec.shape, layout) if may_be_image else (-1, -1)
         values["resize"] = {"rule": "stretch", "height": height, "width": width, **resize}
     preprocess = from_table(Preprocess, values, str(path))
     return _checked(str(path), preprocess, source)
@@ -172,12 +175,12 @@ def _preset(name: str, source: SourceModel) -> Preprocess:
             f"{len(images)} such inputs: give a .toml file instead"
         )
     spec = images[0]
-    layout = _model_layout(spec)
+    layout = image_layout(spec.shape)
     if (channels := _channels(spec, layout)) != 3:
         raise ConfigInvalid(
             f"--preprocess {name} is for colour images; input {spec.name!r} has {counted(channels, 'channel')}: give a .toml file instead"
         )
-    height, width = _height_and_width(spec, layout)
+    height, width = height_and_width(spec.shape, layout)
     if -1 in (height, width):
         raise ConfigInvalid(
             f"--preprocess {name}: input {spec.name!r} has an open size, {list(spec.shape)}: give a .toml file that states "
@@ -273,17 +276,6 @@ def _ctc(path: Path, table: dict[str, Any], source: SourceModel, labels: Path | 
 
 def _with_lists(table: dict[str, Any]) -> dict[str, Any]:
     return {key: [value] if key in LISTS and not isinstance(value, list) else value for key, value in table.items()}
-
-
-def _model_layout(spec: TensorSpec) -> str:
-    only_last = len(spec.shape) == 4 and spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
-    return "nhwc" if only_last else "nchw"
-
-
-def _height_and_width(spec: TensorSpec, layout: str) -> tuple[int, int]:
-    if len(spec.shape) != 4:
-        return -1, -1
-    return (spec.shape[1], spec.shape[2]) if layout == "nhwc" else (spec.shape[2], spec.shape[3])
 
 
 def _channels(spec: TensorSpec, layout: str) -> int:

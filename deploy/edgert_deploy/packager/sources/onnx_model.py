@@ -43,7 +43,13 @@ from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dy
 from edgert_deploy.packager.sources.onnx_graph.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
-from edgert_deploy.packager.sources.onnx_graph.nodes import attribute_of, copy_of, nodes_of, tensors
+from edgert_deploy.packager.sources.onnx_graph.nodes import (
+    attribute_of,
+    copy_of,
+    drop_repeated_names,
+    nodes_of,
+    tensors,
+)
 from edgert_deploy.packager.sources.onnx_graph.opsets import (
     IR_MAX,
     OPSET_MAX,
@@ -161,6 +167,7 @@ def _rewrite(
         make_dense(proto)
         | drop_weight_inputs(proto)
         | inline_functions(proto)
+        | drop_repeated_names(proto)
         | replace_erfc(proto)
         | state_one_sided(proto)
     )

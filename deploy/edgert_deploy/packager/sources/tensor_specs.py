@@ -50,7 +50,10 @@ def check_value(name: str, dtype: str) -> None:
             "text as docs/text.md describes"
         )
     if dtype not in DATATYPES:
-        raise SourceInvalid(f"input {name!r} has element type {dtype}; EdgeRT supports {', '.join(DATATYPES)}")
+        raise SourceInvalid(
+            f"input {name!r} has element type {dtype}; EdgeRT supports {', '.join(DATATYPES)}: export the model with an input "
+            "of one of these types, and a Cast after it if necessary"
+        )
 
 
 def check_run_size(spec: TensorSpec, shape: list[int]) -> None:
@@ -79,7 +82,10 @@ def output_spec(name: str, datatype: str, shapes: list[tuple[int, ...]], inputs:
             "their names with --labels"
         )
     if datatype not in DATATYPES:
-        raise SourceInvalid(f"output {name!r} is of type {datatype!r}; EdgeRT supports {', '.join(DATATYPES)}")
+        raise SourceInvalid(
+            f"output {name!r} is of type {datatype!r}; EdgeRT supports {', '.join(DATATYPES)}: omit the output from the export, "
+            "or end it with a tensor of one of these types"
+        )
     first, last = shapes[0], shapes[-1]
     if 0 in first[1:]:
         raise SourceInvalid(

@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.decisions import Judgement, judgements
-from edgert_deploy.packager.accuracy.reference import Reference
-from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.accuracy.judgement import Judgement
+from tests.support.models import outputs
 
 Array = NDArray[Any]
 RANDOM = np.random.default_rng(4)
 
 
-def judged(outputs: list[Array]) -> Judgement:
-    specs = tuple(TensorSpec(f"out{i}", "FP32", (-1, *array.shape[1:])) for i, array in enumerate(outputs))
-    images = np.zeros((len(outputs[0]), 3, 320, 320), np.float32)
-    (found,) = judgements(Reference(specs, outputs, CalibrationSet({"images": images}, None)))
+def judged(arrays: list[Array]) -> Judgement:
+    (found,) = outputs.judged(*arrays, inputs=[(3, 320, 320)])
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edgert.bundle.rules import Classify, Ctc
+from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.signing import SigningKey
 from edgert.errors import CalibrationInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
@@ -146,6 +146,14 @@ def test_scores_that_are_probabilities_get_no_softmax(body: str, once: bool, tmp
     assert rule == Classify("y", softmax=not once)
     ctc = evaluate_source(replace(request, classify=None, ctc=Ctc("y", ("", "a"), softmax=False))).reference.ctc
     assert ctc == Ctc("y", ("", "a"), softmax=False)
+
+
+def test_the_size_of_an_image_is_known_without_preprocessing(tmp_path: Path) -> None:
+    proto = models.model("float[N,8,16,3] x) => (float[N,6,64] y", "y = Reshape(x, s)", {"s": np.array([-1, 6, 64])})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, 8, 16, 3)}, None)
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True, detect=Detect("y"))
+    assert evaluate_source(request).reference.image_size == (8, 16)
 
 
 def test_every_bucket_needs_samples_and_gets_a_golden_sample(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -140,6 +141,14 @@ def test_a_search_that_fails_is_reported_and_the_int8_artifact_stays(
     assert choice.warnings == (failed,)
     assert not any("no onnxruntime int8" in line for line in lines)
     assert [(one.is_int8, one.passed) for one in choice.packed] == [(True, False)]
+
+
+def test_a_search_in_a_tflite_model_is_refused_with_the_next_step() -> None:
+    source = SourceModel(Path("m.tflite"), None, "0" * 64, 1, (), (), kind="tflite")
+    builder: Any = SimpleNamespace(evaluation=SimpleNamespace(source=source))
+    plain: Any = None
+    with pytest.raises(BuildFailed, match=r"m\.tflite is a TFLite model\. Give the ONNX or Keras model"):
+        search_float_layers(builder, plain, Budget(1))
 
 
 def test_a_search_ends_when_too_little_of_the_work_is_left_in_int8(build_request: BuildRequest, tmp_path: Path) -> None:

@@ -93,3 +93,10 @@ def test_a_tensor_of_text_is_refused_with_an_alternative() -> None:
         check_value("x", "text")
     with pytest.raises(SourceInvalid, match="--labels"):
         output_spec("y", "object", [(1,)], (FIXED,))
+
+
+def test_an_unsupported_datatype_is_refused_with_the_next_step() -> None:
+    with pytest.raises(SourceInvalid, match=r"bfloat16; EdgeRT supports .*: export the model with an input of one of"):
+        check_value("x", "bfloat16")
+    with pytest.raises(SourceInvalid, match=r"'list'; EdgeRT supports .*: omit the output from the export, or end it"):
+        output_spec("y", "list", [()], (FIXED,))

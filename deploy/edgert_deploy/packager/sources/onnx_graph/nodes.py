@@ -63,6 +63,24 @@ def graphs_inside(node: Any) -> Iterator[Any]:
             yield from graphs_of(graph)
 
 
+def drop_repeated_names(proto: Any) -> bool:
+    """Remove the names of nodes that an earlier node of their graph has; return whether there were any.
+
+    Names mean nothing in ONNX, but ONNX Runtime refuses two nodes of the same name.
+    """
+    repeated = []
+    for graph in graphs_of(proto.graph):
+        taken: set[str] = set()
+        for node in graph.node:
+            if node.name in taken:
+                repeated.append(node)
+            elif node.name:
+                taken.add(node.name)
+    for node in repeated:
+        node.name = ""
+    return bool(repeated)
+
+
 def attribute_of(node: Any, name: str, default: Any = None) -> Any:
     """Return the value of an attribute of `node`, or `default` if the node lacks it. Text is bytes."""
     from onnx import helper

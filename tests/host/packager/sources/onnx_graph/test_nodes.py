@@ -15,6 +15,7 @@ from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.nodes import (
     Constants,
+    drop_repeated_names,
     graphs_of,
     nodes_of,
     refill,
@@ -148,3 +149,13 @@ def test_a_bound_of_one_branch_is_kept_although_the_other_branch_has_an_infinite
 def test_a_scale_that_is_written_as_a_plain_number_is_read_as_a_constant() -> None:
     body = "s = Constant <value_float = 0.5> ()  q = QuantizeLinear (x, s)  d = DequantizeLinear (q, s)  y = Relu (d)"
     assert ranges_of(models.model("float[N,4] x) => (float[N,4] y", body))["x"] == (0.0, 127.5)
+
+
+def test_a_model_is_read_although_nodes_have_the_same_name(tmp_path: Path) -> None:
+    """ONNX Runtime refuses such a model."""
+    proto = models.mlp()
+    assert not drop_repeated_names(proto)
+    for node in proto.graph.node:
+        node.name = "layer"
+    names = [node.name for node in load_source(models.write(proto, tmp_path / "m.onnx")).proto.graph.node]
+    assert names == ["layer", *[""] * (len(names) - 1)]
