@@ -4,6 +4,7 @@ STATE/config.toml            the device's name, profile and broker (edgert.confi
 STATE/keys/*.pem             public keys of trusted signers of bundles
 STATE/revoked_keys.json      keys that are no longer trusted (edgert.versions.trust)
 STATE/latest_time.json       the latest time that is certain (edgert.versions.latest_time)
+STATE/latest_time.lock       locked while latest_time.json changes
 STATE/claims/                deployments in progress (edgert.versions.claims)
 STATE/models/<model>/        slots (edgert.versions.slot_store)
 STATE/incoming/              bundles and deltas that are being received

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert import Client
-from edgert.durable import storing
+from edgert.durable import replacing, storing
 from edgert.errors import InputError
 from edgert.processing.answers.ctc import text_of
 from edgert.processing.signals.csv_table import read_csv
@@ -79,9 +81,25 @@ def ask(client: Client, model: str, inputs: NDArray[Any] | Arrays) -> tuple[Arra
 
 
 def write_outputs(path: Path, outputs: Arrays) -> None:
-    """Write the outputs whole, as .npz. Raises StorageFailed."""
-    with storing(f"cannot write {path}"), path.open("wb") as file:
+    """Write the outputs as .npz: replace a file whole or not at all, or write to a pipe or a device.
+
+    Raises StorageFailed.
+    """
+    # /dev/stdout is a link to a file if a shell redirects the output, so a link is never replaced.
+    in_place = path.is_symlink() or (path.exists() and not path.is_file())
+    with (
+        storing(f"cannot write {path}"),
+        path.open("wb") if in_place else replacing(path, mode=_mode(path), shared=True) as file,
+    ):
         np.savez(file, **outputs)  # type: ignore[arg-type]  # NumPy's stub mistakes the names for an option of its own
+
+
+def _mode(path: Path) -> int:
+    """Return the mode of the file `path`, or of a new file of this process."""
+    if path.exists():
+        return stat.S_IMODE(path.stat().st_mode)
+    os.umask(mask := os.umask(0o077))
+    return 0o666 & ~mask
 
 
 def class_names(outputs: Arrays, labels: Sequence[str]) -> Arrays:

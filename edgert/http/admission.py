@@ -22,7 +22,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from edgert.http.limits import BODY_BYTES_PER_S_MIN, STILL_S_MAX, Limits
+from edgert.http.limits import BODY_BYTES_PER_S_MIN, STILL_S_MAX, STOP_LINGER_S, Limits
 from edgert.http.messages import HttpError
 
 # The reasons why a connection must end before its request is complete.
@@ -64,6 +64,7 @@ class Admission:
         self._places: set[Place] = set()
         self._leaving: set[Place] = set()
         self._body_bytes = 0
+        self._close_at_s = float("inf")
 
     def admit(self, place: Place) -> bool:
         """Admit a new connection with `place`; return False if all places are taken and no client is late."""
@@ -74,6 +75,14 @@ class Admission:
             self._places.add(place)
             return True
 
+    def admit_to_leave(self, place: Place) -> bool:
+        """Let a refused connection stay until its client has read why; return False if there are too many."""
+        with self._lock:
+            if self.closes_at_once:
+                return False
+            self._leaving.add(place)
+            return True
+
     def leave(self, place: Place) -> None:
         self.release_bytes(place)
         with self._lock:
@@ -81,8 +90,9 @@ class Admission:
             self._leaving.discard(place)
 
     def end_all(self) -> None:
-        """Let each connection end after its current request."""
+        """Let each connection end after its current request, because the server stops."""
         with self._lock:
+            self._close_at_s = self._clock() + STOP_LINGER_S
             for place in self._places:
                 place.end(STOPPING)
 
@@ -91,9 +101,12 @@ class Admission:
         return not self._places and not self._leaving
 
     @property
-    def is_crowded(self) -> bool:
-        """Return whether ended connections must close at once, because new clients may soon find no place."""
-        return len(self._leaving) > self._limits.connections_max // 2
+    def closes_at_once(self) -> bool:
+        """Whether ended connections must close at once, before their clients have read why.
+
+        New clients may soon find no place, or the server stops.
+        """
+        return len(self._leaving) > self._limits.connections_max // 2 or self._clock() >= self._close_at_s
 
     def add_bytes(self, place: Place, size_bytes: int) -> None:
         """Count a body's bytes. Raises HttpError (503) if memory is short and no other client is late."""

@@ -25,7 +25,8 @@ from edgert.protocol.local_socket import timeval
 RECEIVE_BYTES = 64 * 1024
 BODY_BUFFER_BYTES_MAX = 2 * 1024**2  # the largest buffer that a connection keeps for its next body
 INFLATE_BYTES = 256 * 1024  # the largest piece that is unpacked at a time
-LINGER_S = 3.0
+LINGER_S = 3.0  # the longest time in which a client that still sends can read why its connection ends
+LINGER_SILENT_S_MAX = 0.2  # the longest time between two receptions of such a client
 LINGER_BYTES_MAX = 16 * 1024**2
 LINGER_POLL_S = 0.02
 SEND_PARTS_MAX = 64
@@ -73,13 +74,17 @@ class HttpConnection:
                     return
                 keep = self._answer(request)
             except HttpError as error:  # after this error, the start of the next request in the stream is unknown
-                self._send(error.response(), keep_alive=False, with_body=True)
-                self._linger()
+                self.refuse(error)
                 return
             finally:
                 self._admission.release_bytes(self._place)
                 self._place.was_answered = True
                 self._place.due_s = self._clock() + (NEXT_HEAD_S if keep else 0)
+
+    def refuse(self, error: HttpError) -> None:
+        """Answer with `error`, whatever the client sends, and let the client read the answer. Raises OSError."""
+        self._send(error.response(), keep_alive=False, with_body=True)
+        self._linger()
 
     def _next_request(self) -> ParsedRequest | None:
         """Return the next request with a complete head; None if the client has gone or was silent too long."""
@@ -288,8 +293,8 @@ class HttpConnection:
         with contextlib.suppress(OSError):
             if not self._place.end_reason:  # after `Place.end`, the kernel would reset a client that still sends
                 self._sock.shutdown(socket.SHUT_WR)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(0.2))
-            while read < LINGER_BYTES_MAX and self._clock() < until_s and not self._admission.is_crowded:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(LINGER_SILENT_S_MAX))
+            while read < LINGER_BYTES_MAX and self._clock() < until_s and not self._admission.closes_at_once:
                 count = self._sock.recv_into(self._received)
                 read += count
                 if not count and not self._client_may_send():

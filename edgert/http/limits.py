@@ -19,7 +19,8 @@ STILL_S_MAX = 1.0  # the longest pause of a body or an answer whose earlier byte
 # Under attack, a client must send its first bytes before new connections fill these places.
 SPARE_PLACES = 64
 BODIES_MAX = 2  # how many bodies of the largest size may be in memory at once
-STOP_S_MAX = 3.0
+STOP_S_MAX = 3.0  # for the requests in progress
+STOP_LINGER_S = 0.5  # at a stop, the time for a client that still uploads to read why its connection ends
 RELEASE_AFTER_S = 10.0  # after this time without an inference, the memory of earlier inferences is released
 
 

@@ -79,19 +79,23 @@ class HttpServer:
             return
         sock.setblocking(True)
         place = Place(sock, address_of(peer), self._clock())
+        refusal = None
         if not self._admission.admit(place):
-            _answer_and_close(sock, busy(f"{self._limits.connections_max} clients are connected, the limit"))
-            return
+            refusal = busy(f"{self._limits.connections_max} clients are connected, the limit")
+            if not self._admission.admit_to_leave(place):
+                _answer_and_close(sock, refusal)
+                return
         try:
-            threading.Thread(target=self._serve, args=(sock, place), daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock, place, refusal), daemon=True).start()
         except RuntimeError:  # the limit of threads is reached
             self._admission.leave(place)
             sock.close()
             time.sleep(PAUSE_S)
 
-    def _serve(self, sock: socket.socket, place: Place) -> None:
+    def _serve(self, sock: socket.socket, place: Place, refusal: HttpError | None) -> None:
         try:
-            HttpConnection(sock, self._handle, self._limits, self._admission, place, self._clock).serve()
+            connection = HttpConnection(sock, self._handle, self._limits, self._admission, place, self._clock)
+            connection.serve() if refusal is None else connection.refuse(refusal)
         except OSError:
             pass  # the client has gone
         except Exception as error:  # noqa: BLE001  # an error in one connection must not end the others

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ from edgert.versions.slot_store import STAGE_NAME, SlotStore
 from edgert.versions.slots import SLOT_NAMES, Slots, Version
 from edgert.versions.trust import trusted_keys
 
+NAME_CHARS = 32  # names in STATE/learned start with this many digits of a hash; names in STATE/cache with all digits
 SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs and the spool
 
 
@@ -86,7 +87,7 @@ def install(
             if manifest.signed_at:
                 latest.store(expiry_time(manifest.signed_at))
             store.collect()  # this line and the next line free space before `_unpack` checks the free space
-            _remove_compiled(state, manifest)
+            _remove_unused(state, manifest, bundle.digest)
             _unpack(bundle, manifest.files_for(target), store.folder / STAGE_NAME, progress)
             _prepare(load_version(store.folder / STAGE_NAME, bundle.digest, config), state, config, progress)
             with store.locked():
@@ -159,15 +160,20 @@ def _manifest_in(folder: Path) -> Manifest:
     return Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
 
 
-def _remove_compiled(state: StateDir, manifest: Manifest) -> None:
-    """Remove the compiled files of artifacts that are neither in `manifest` nor on this device."""
-    used = {entry.sha256 for entry in manifest.files}
+def _remove_unused(state: StateDir, manifest: Manifest, digest: str) -> None:
+    """Remove compiled files and measurements that neither `manifest` nor a version on this device uses.
+
+    Their names start with the hash of an artifact's file or of a version.
+    """
+    used = {digest, *(entry.sha256 for entry in manifest.files)}
     with contextlib.suppress(BundleError, OSError):  # if a manifest cannot be read, the used files are not known
-        for envelope in state.models.glob(f"*/*/{ENVELOPE_NAME}"):
-            used |= {entry.sha256 for entry in _manifest_in(envelope.parent).files}
-        for path in state.cache.iterdir():
-            sha256 = path.name.lstrip(".")[:64]
-            if re.fullmatch("[0-9a-f]{64}", sha256) and sha256 not in used:
+        for path in state.models.glob(f"*/*/{ENVELOPE_NAME}"):
+            payload = parse_envelope(path.read_bytes()).payload
+            used |= {hashlib.sha256(payload).hexdigest(), *(e.sha256 for e in Manifest.from_bytes(payload).files)}
+        used = {sha256[:NAME_CHARS] for sha256 in used}
+        for path in (*state.cache.glob("*"), *state.learned.glob("*")):
+            name = path.name.lstrip(".")[:NAME_CHARS]
+            if len(name) == NAME_CHARS and not name.strip("0123456789abcdef") and name not in used:
                 shutil.rmtree(path, ignore_errors=True)  # does nothing if `path` is a file
                 path.unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from edgert import machine
 from edgert.bundle.expiry import expiry_time, time_text
-from edgert.durable import replace_file, storing
+from edgert.durable import LOCK_S_MAX, locked, store_file, storing
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
 
@@ -42,23 +42,27 @@ class LatestTime:
         """Return the latest known time, which is a lower bound of the real time."""
         return max(self._wall_clock(), self._stored_s(), *self._file_times_s())
 
-    def store(self, time_s: float) -> None:
-        """Store a time that has certainly passed. Raises StorageFailed.
+    def store(self, time_s: float, wait_s: float = LOCK_S_MAX) -> None:
+        """Store a time that has certainly passed, unless a later time is stored. Raises StorageFailed.
 
         If the clock follows a time source, a time far ahead of the clock is ignored. Such a time comes from a host with
-        a wrong clock, and the device would refuse every bundle that expires before this time.
+        a wrong clock, and the device would refuse every bundle that expires before this time. If another process stores
+        a time, the function waits up to `wait_s`.
         """
         if time_s <= self._stored_s() or (time_s > self._wall_clock() + AHEAD_S_MAX and self._clock_synced()):
             return
-        with storing(f"cannot write {self._path}"):
-            replace_file(self._path, json.dumps({"latest": time_text(time_s)}).encode(), shared=True)
+        with storing(f"cannot write {self._path}"), locked(self._path.with_suffix(".lock"), wait_s):
+            if time_s > self._stored_s():  # another process may have stored a later time
+                store_file(self._path, json.dumps({"latest": time_text(time_s)}).encode())
 
     def store_clock(self) -> None:
         """Once a day, store the clock's time if the clock follows a time source. Call this every CHECK_S."""
         wall_s = self._wall_clock()
         if self._clock_synced() and wall_s - self._stored_s() > STORE_STEP_S:
-            with contextlib.suppress(StorageFailed):  # the disk is full or read-only; the next call tries again
-                self.store(wall_s)
+            with contextlib.suppress(
+                StorageFailed
+            ):  # the disk is full, or the file is locked; the next call tries again
+                self.store(wall_s, wait_s=0)
 
     def _stored_s(self) -> float:
         try:

@@ -47,7 +47,7 @@ KNOWN = (
     r"keys|models|incoming|spool|claims|cache|learned|config\.toml|control\.sock|edgert\.sock|edgertd\.(pid|log|log\.1)"
     r"|mqtt-(password|ca\.pem)|registry-(login|ca\.pem)|restart-due|lost\+found|\..*\.part|venvs?|wheels"
     r"|previous|runtime\.sh|receipt|lock|setup|working|trial|outcome|unit\.before|(venv|previous|trial|outcome|setup|unit\.before)\.new"
-    r"|(latest_time|revoked_keys)\.json|\.(latest_time|revoked_keys)\.json\.new|follow"
+    r"|(latest_time|revoked_keys)\.json|\.(latest_time|revoked_keys)\.json\.new|latest_time\.lock|follow"
 )
 _SET_UP = "/setup"  # stands for the name of the model in the record of a set-up; no model has this name
 # The exit codes of the script.

@@ -1,12 +1,19 @@
-"""Answers on the terminal: classes have names, unless a class does not fit the labels."""
+"""Answers on the terminal and in files: the names of classes, and files that are complete or unchanged."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import threading
+from pathlib import Path
 
 import numpy as np
+import pytest
 
-from edgert.cli.tensor_files import Arrays, as_json, as_text, class_names
+from edgert.cli.tensor_files import Arrays, as_json, as_text, class_names, write_outputs
+from edgert.errors import StorageFailed
+from tests.support.devices import nothing_may_be_written
 
 OUTPUTS: Arrays = {"scores": np.array([[0.1, 0.9]], np.float32), "scores_classes": np.array([[1, -1]], np.int64)}
 
@@ -36,3 +43,29 @@ def test_values_that_json_does_not_have_are_texts_and_arrive_exactly() -> None:
     answer = json.loads(text)["outputs"]["y"]
     assert answer["values"][0][:3] == ["NaN", "Infinity", "-Infinity"]
     assert np.array(answer["values"], answer["dtype"]).tobytes() == odd.tobytes()
+
+
+def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.npz"
+    path.write_bytes(b"earlier")
+    path.chmod(0o640)
+    with nothing_may_be_written(), pytest.raises(StorageFailed, match="cannot write"):
+        write_outputs(path, OUTPUTS)
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"earlier", [path])
+    write_outputs(path, OUTPUTS)
+    assert np.array_equal(np.load(path)["scores"], OUTPUTS["scores"])
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_outputs_can_be_written_to_a_pipe_and_through_a_link(tmp_path: Path) -> None:
+    pipe, target, link = tmp_path / "pipe", tmp_path / "target", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    writer = threading.Thread(target=write_outputs, args=(pipe, OUTPUTS), daemon=True)
+    writer.start()
+    received = pipe.read_bytes()
+    writer.join()
+    write_outputs(link, OUTPUTS)
+    for content in (received, target.read_bytes()):
+        assert np.array_equal(np.load(io.BytesIO(content))["scores"], OUTPUTS["scores"])
+    assert link.is_symlink()

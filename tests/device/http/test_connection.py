@@ -17,7 +17,7 @@ from http import HTTPStatus
 import pytest
 
 from edgert.http.admission import EVICTED, STOPPING, Admission, Place
-from edgert.http.limits import Limits
+from edgert.http.limits import STOP_LINGER_S, Limits
 from edgert.http.messages import HttpError, HttpRequest, HttpResponse
 from tests.support.devices import WAIT_S_MAX, wait_until
 
@@ -212,6 +212,17 @@ def test_a_client_that_still_uploads_can_read_why_its_connection_must_end() -> N
             sock.sendall(bytes(1))
         sock.shutdown(socket.SHUT_WR)
         assert EVICTED.encode() in all_of(sock)
+
+
+def test_a_stop_waits_only_briefly_for_a_client_that_still_uploads() -> None:
+    now_s = 0.0
+    admission = Admission(PATIENT, lambda: now_s)
+    sent = HEAD + b"Content-Length: 900\r\n\r\n"
+    with served(PATIENT, admission, lambda: now_s, sent=sent, tcp=True) as sock:
+        admission.end_all()
+        assert b"HTTP/1.1 503" in sock.recv(4096)
+        now_s = STOP_LINGER_S
+        assert not all_of(sock)
 
 
 def test_a_connection_that_must_end_does_not_wait_for_its_client_if_new_clients_need_places() -> None:

@@ -1,13 +1,16 @@
-"""The HTTP server without a daemon: the release of memory, and a sandbox around the process."""
+"""The HTTP server without a daemon: refusals, the release of memory, and a sandbox around the process."""
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,8 @@ from tests.support.devices import WAIT_S_MAX, wait_until
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
 
+from edgert.http import connection
+from edgert.http.connection import Handler
 from edgert.http.server import HttpServer
 
 LIMITS = Limits(body_bytes_max=1000, connections_max=8, release_after_s=0.02)
@@ -34,23 +39,28 @@ class Rests:
         return self.calls > self.busy
 
 
-@contextmanager
-def served(rests: Rests) -> Iterator[int]:
+def answered(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, (b"ok",), "text/plain")
+
+
+@contextlib.contextmanager
+def served(
+    rests: Rests,
+    limits: Limits = LIMITS,
+    handle: Handler = answered,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[int]:
     """The port of a server on loopback."""
     stop, stopping = socket.socketpair()
     with stop, stopping, socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        server = HttpServer(listener, answered, LIMITS)
+        server = HttpServer(listener, handle, limits, clock)
         thread = threading.Thread(target=server.run, args=(stop, rests), daemon=True)
         thread.start()
         yield listener.getsockname()[1]
         stopping.send(b"x")
         thread.join(WAIT_S_MAX)
         assert not thread.is_alive()
-
-
-def answered(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(200, (b"ok",), "text/plain")
 
 
 def ask(client: socket.socket) -> None:
@@ -76,6 +86,34 @@ def test_memory_is_given_back_repeatedly_while_a_client_stays_connected() -> Non
         ask(client)
         wait_until(lambda: rests.calls >= 3, "it rests again")
         ask(client)
+
+
+def test_a_client_without_a_place_can_read_the_refusal_while_it_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LINGER_SILENT_S_MAX", WAIT_S_MAX)
+    handled, may_end = threading.Semaphore(0), threading.Event()
+
+    def slow(request: HttpRequest) -> HttpResponse:
+        handled.release()
+        may_end.wait(WAIT_S_MAX)
+        return answered(request)
+
+    with (
+        served(Rests(0), replace(LIMITS, connections_max=2), slow, lambda: 0.0) as port,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def connected() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S_MAX))
+
+        for _ in range(2):
+            connected().sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert handled.acquire(timeout=WAIT_S_MAX)
+        refused = connected()
+        select.select([refused], [], [], WAIT_S_MAX)
+        for _ in range(10):
+            refused.sendall(bytes(65536))
+        assert refused.recv(4096).startswith(b"HTTP/1.1 503 ")
+        may_end.set()
 
 
 # A filter of system calls as systemd sets it: sched_setaffinity fails with EPERM, everything else is allowed.

@@ -79,22 +79,36 @@ def test_the_installation_of_the_live_bundle_changes_nothing(device: Device) -> 
     assert store_of(device).read() == before
 
 
-def test_an_install_removes_the_compiled_files_of_versions_that_the_device_no_longer_has(device: Device) -> None:
-    compiled = device.state.cache
+def test_an_install_removes_compiled_files_and_measurements_of_versions_that_the_device_no_longer_has(
+    device: Device,
+) -> None:
+    compiled, learned = device.state.cache, device.state.learned
     compiled.mkdir()
+    learned.mkdir()
     keep(device, release=1)
     keep(device, release=2, op="sum")
+    artifacts = [sha256_of(path) for path in device.state.models.glob("echo/?/null/model.json")]
+    slots = store_of(device).read()
+    versions = [version.digest for version in (slots.a, slots.b) if version is not None]
     kept = [
-        path.name
-        for path in sorted(device.state.models.glob("echo/?/null/model.json"))
-        for path in (compiled / sha256_of(path), compiled / f"{sha256_of(path)}-trt11-sm8.7-b32.plan")
+        "timing-trt11-sm8.7.cache",
+        "engines.json",
+        *(f"{sha256}{ending}" for sha256 in artifacts for ending in ("", "-trt11-sm8.7-b32.plan")),
+        *(f"{sha256[:32]}.json" for sha256 in artifacts),
+        *(f"{digest[:32]}.size.json" for digest in versions),
     ]
-    for name in (*kept, "timing-trt11-sm8.7.cache", f"{'0' * 64}-trt10-sm8.7-b32.plan"):
-        (compiled / name).write_bytes(b"")
+    removed = [
+        f"{'0' * 64}-trt10-sm8.7-b32.plan",
+        f"{'0' * 32}.json",
+        f".{'0' * 32}.json.7.new",
+        f"{'1' * 32}.size.json",
+    ]
+    for name in (*kept, *removed):
+        (learned if name.endswith(("json", "new")) else compiled).joinpath(name).write_bytes(b"")
     (compiled / ("1" * 64)).mkdir()
     (compiled / ("1" * 64) / "model.blob").write_bytes(b"")
     install_on(device, device.bundle(release=3, op="zeros"))
-    assert {path.name for path in compiled.iterdir()} == {*kept, "timing-trt11-sm8.7.cache"}
+    assert {path.name for folder in (compiled, learned) for path in folder.iterdir()} == set(kept)
 
 
 def refusals(device: Device) -> dict[str, tuple[Path, type[EdgeRTError]]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
-from edgert import durable
 from edgert.bundle.expiry import expiry_time
+from edgert.durable import locked
 from edgert.errors import StorageFailed
 from edgert.state_dir import StateDir
+from edgert.versions import latest_time
 from edgert.versions.latest_time import CHECK_S, STORE_STEP_S, LatestTime
 from tests.support.devices import nothing_may_be_written
 
@@ -78,21 +79,26 @@ def test_the_times_of_the_files_of_a_bootstrap_count(clocks: Clocks) -> None:
     assert clocks.latest.now_s() == NOW_S
 
 
-def test_two_processes_may_store_a_time_at_once(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon, the follower and the installs of several models store times without a lock."""
-    sync_file = durable.sync_file
+def test_a_process_that_stores_an_earlier_time_does_not_undo_a_store_of_another_process(
+    clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon, the follower and the installs of several models store times at once."""
 
-    def other_process_stores(file: BinaryIO) -> None:
+    def other_process_stores_first(path: Path, wait_s: float) -> FileIO:
         monkeypatch.undo()
-        with monkeypatch.context() as other:
-            other.setattr(os, "getpid", lambda: 1)
-            clocks.latest.store(NOW_S)
-        sync_file(file)
+        clocks.latest.store(NOW_S + 1)
+        return locked(path, wait_s)
 
-    monkeypatch.setattr(durable, "sync_file", other_process_stores)
-    clocks.latest.store(NOW_S + 1)
+    monkeypatch.setattr(latest_time, "locked", other_process_stores_first)
+    clocks.latest.store(NOW_S)
     clocks.wall_s = 0.0
     assert clocks.latest.now_s() == NOW_S + 1
+
+
+def test_the_daemon_does_not_wait_for_a_process_that_stores_a_time(clocks: Clocks) -> None:
+    with locked(clocks.kept.with_suffix(".lock")):
+        clocks.latest.store_clock()
+    assert not clocks.kept.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"latest": 3}', b'{"latest": "soon"}', b"\xff"])

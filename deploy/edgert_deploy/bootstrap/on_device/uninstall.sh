@@ -63,7 +63,7 @@ remove_state() {
     return
   fi
   for name in control.sock edgert.sock edgertd.pid edgertd.log edgertd.log.1 incoming spool claims cache learned restart-due \
-    mqtt-password mqtt-ca.pem registry-login registry-ca.pem .latest_time.json.new .revoked_keys.json.new; do
+    mqtt-password mqtt-ca.pem registry-login registry-ca.pem .latest_time.json.new .revoked_keys.json.new latest_time.lock; do
     gone "$state/$name"
   done
   for each in "$state"/.*.part; do gone "$each"; done
