@@ -58,8 +58,8 @@ def measure(devices: int, models: int) -> dict[str, Any]:
             "ui",
             "--broker",
             broker.settings.address,
-            "--port",
-            "0",
+            "--listen",
+            "127.0.0.1:0",
         ]
         env = {**os.environ, "XDG_STATE_HOME": str(folder), "EDGERT_CONFIG_DIR": str(folder / "config")}
         process = stack.enter_context(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))

@@ -14,6 +14,8 @@ from typing import TypeVar
 
 E = TypeVar("E", bound="EdgeRTError")
 
+USAGE_CODE = "input.usage"  # the code of a wrong option or argument, which has no class
+
 
 class EdgeRTError(Exception):
     """Root of every error that EdgeRT raises on purpose.

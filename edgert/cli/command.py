@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.errors import USAGE_CODE, ConfigInvalid, EdgeRTError
 from edgert.extras import missing_package
 from edgert.printable import file_error, printable, reason_of
 from edgert.vendor_telemetry import stop_reporting
@@ -157,7 +157,7 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
             with contextlib.suppress(OSError):  # the disk is full
                 click.echo(re.sub("^Error: ", "error: ", shown.getvalue(), count=1, flags=re.M), nl=False, err=True)
             return error.exit_code
-        return _fail(as_json, "input.usage", hinted.format_message(), error.exit_code, error)
+        return _fail(as_json, USAGE_CODE, hinted.format_message(), error.exit_code, error)
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(as_json, "interrupted", "interrupted", EXIT_INTERRUPTED, error)
     except (BrokenPipe, OSError) as error:

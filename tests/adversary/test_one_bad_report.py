@@ -91,7 +91,7 @@ def url(tmp_path: Path) -> Iterator[tuple[str, Broker]]:
         assert changed.rowcount == 2
     with (
         Broker.in_folder(tmp_path / "broker") as broker,
-        page_of(broker, tmp_path, ["--store", store, "--port", "0"]) as url,
+        page_of(broker, tmp_path, ["--store", store, "--listen", "127.0.0.1:0"]) as url,
     ):
         publish(broker, pi.info() + pi.window(now_ms, [1.0]))
         for seq, fields in enumerate(BAD, start=3):

@@ -9,7 +9,15 @@ import json
 from typing import Any, TypeVar
 
 from edgert.checks.status import DeviceStatus
-from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, RuntimeBroken, by_code
+from edgert.errors import (
+    USAGE_CODE,
+    DaemonUnreachable,
+    DeviceError,
+    EdgeRTError,
+    NotBootstrapped,
+    RuntimeBroken,
+    by_code,
+)
 from edgert.typed_json import Mistyped, from_json
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import LineSink, Result, Transport
@@ -27,6 +35,10 @@ SIGNALLED = 128  # if a signal ended the command, a shell's exit code is this nu
 
 class DaemonCrashed(DeviceError):
     """A signal ended `edgertd` before it answered, for example because an engine crashed."""
+
+
+class OtherVersion(DeviceError):
+    """`edgertd` does not know a command or an option: the device has another version of edgert."""
 
 
 class RemoteDaemon:
@@ -78,12 +90,20 @@ class RemoteDaemon:
         message = str(reported.get("message", ""))
         if reported["code"] == NotBootstrapped.code:
             return NotBootstrapped(advice)
-        # The advice in the device's message is for a shell on the device. This host's user needs other commands.
-        if reported["code"] == DaemonUnreachable.code and "edgertd start" in message:
-            return DaemonUnreachable(
-                f"{name}: its daemon does not run: see why with edgert logs {name}, and start it with edgert bootstrap {name}"
+        if reported["code"] == USAGE_CODE:
+            return OtherVersion(
+                f"{name}: its edgertd refuses a command of this host's edgert: {message}. It has another version of edgert: "
+                f"upgrade it with edgert bootstrap {name} --upgrade"
             )
-        return by_code(str(reported["code"]))(f"{name}: {message}")
+        if reported["code"] == DaemonUnreachable.code:  # the advice in `message` is for a shell on the device
+            return DaemonUnreachable(
+                f"{name}: {message}. On this host, edgert logs {name} shows why, and edgert bootstrap {name} starts a "
+                "stopped daemon"
+            )
+        cls = by_code(str(reported["code"]))
+        if cls is EdgeRTError and reported["code"] != EdgeRTError.code:  # it has no class in this version of edgert
+            cls = DeviceError
+        return cls(f"{name}: {message}")
 
 
 def answer_of(cls: type[T], value: Any) -> T:

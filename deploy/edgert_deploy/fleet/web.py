@@ -12,6 +12,7 @@ from edgert.http.connection import Handler
 from edgert.http.limits import Limits
 from edgert.http.messages import HttpRequest, HttpResponse
 from edgert.http.server import HttpServer
+from edgert.printable import endpoint
 
 GZIP_ABOVE_BYTES = 2048
 LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET or a HEAD, without a body
@@ -23,20 +24,21 @@ class WebServer:
     Args:
         handle: Answers a request.
         host, port: The address to listen on; port 0 means a free port.
-        option: The option with the address as the user gave it, for messages.
         name: The name of the thread.
     """
 
-    def __init__(self, handle: Handler, host: str, port: int, option: str, name: str) -> None:
+    def __init__(self, handle: Handler, host: str, port: int, name: str) -> None:
         import httptools  # noqa: F401  # a missing package fails here, not at the first connection
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            listener = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
+            listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
             # Python appends a note to the message: ` (while ...)`
             reason, _, _ = str(getattr(error, "strerror", None) or error).partition(" (while ")
-            raise ConfigInvalid(f"{option} cannot be used: {reason}; choose another address or port") from error
+            raise ConfigInvalid(
+                f"--listen {endpoint(host, port)} cannot be used: {reason}; choose another address or port"
+            ) from error
         listener.setblocking(False)
         self.port = int(listener.getsockname()[1])
         self._stop, stop = socket.socketpair()

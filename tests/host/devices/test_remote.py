@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from edgert.errors import DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld, by_code
+from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld, by_code
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon, edgertd
+from edgert_deploy.devices.remote import OtherVersion, RemoteDaemon, edgertd
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 BOARD = Device("board", "ssh", "pi@board", "p", "/state", "/home")
@@ -55,11 +55,21 @@ def test_the_lines_of_edgertd_are_passed_on_but_not_the_error_of_a_shell_that_do
             ReleaseTooOld,
             "board: old",
         ),
-        (Answers(1, json.dumps({"error": {"code": "of.tomorrow", "message": "new"}})), EdgeRTError, "board: new"),
+        (Answers(1, json.dumps({"error": {"code": "of.tomorrow", "message": "new"}})), DeviceError, "board: new"),
         (
             Answers(7, json.dumps({"error": {"code": NotBootstrapped.code, "message": "/s/config.toml is missing"}})),
             NotBootstrapped,
             "edgert bootstrap board",
+        ),
+        (
+            Answers(8, json.dumps({"error": {"code": DaemonUnreachable.code, "message": "too many new connections"}})),
+            DaemonUnreachable,
+            "too many new connections.*edgert logs board",
+        ),
+        (
+            Answers(2, json.dumps({"error": {"code": "input.usage", "message": "No such option: --reason"}})),
+            OtherVersion,
+            "--reason.*edgert bootstrap board --upgrade",
         ),
         (Answers(1, "no json", "it is broken"), DeviceError, "it is broken"),
         (Answers(0, "no json"), DeviceError, "no json"),

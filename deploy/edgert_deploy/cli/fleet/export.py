@@ -14,10 +14,9 @@ from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
-from edgert_deploy.cli.shared.options import for_option
+from edgert_deploy.cli.shared.options import for_option, listen_option_of
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
-from edgert_deploy.common.addresses import host_and_port
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import BY_DEFAULT, Exporter
 from edgert_deploy.fleet.export.post import PushFailed, http_address
@@ -57,13 +56,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 
 @click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
-@click.option(
-    "--listen",
-    default=f"127.0.0.1:{PORT}",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="The address of /metrics; port 0 chooses a free one.",
-)
+@listen_option_of("/metrics", PORT)
 @click.option(
     "--by", default=",".join(BY_DEFAULT), show_default=True, metavar="WORDS", help="The labels of the series."
 )
@@ -84,7 +77,7 @@ Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
 def export(
     settings: MqttSettings,
     site: str | None,
-    listen: str,
+    listen: tuple[str, int],
     by: str,
     session_name: str | None,
     otlp_url: str | None,
@@ -117,7 +110,7 @@ def export(
         settled=lambda: exporter.applied,
         log=_print_status,
     )
-    server = scrape_server(Exposition(exporter), *host_and_port(listen, PORT, port_min=0))
+    server = scrape_server(Exposition(exporter), *listen)
     try:
         subscriber.open()
         _print_status(f"exporting {settings.address}; Prometheus reads port {server.port}, path /metrics")

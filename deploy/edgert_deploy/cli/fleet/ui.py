@@ -15,11 +15,12 @@ import click
 
 from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid, EdgeRTError
+from edgert.printable import endpoint
 from edgert.telemetry.messages import wall_ms
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
-from edgert_deploy.cli.shared.options import for_option, store_option_of
+from edgert_deploy.cli.shared.options import for_option, listen_option_of, store_option_of
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.team import open_rollouts
@@ -51,7 +52,7 @@ EPILOG = """\b
 Examples:
   edgert fleet ui --broker broker.local
   edgert fleet ui --broker broker.local --store postgresql://ops@db/fleet
-  edgert fleet ui --broker broker.example --tls --username ops --password-file pw --port 9000
+  edgert fleet ui --broker broker.example --tls --username ops --password-file pw --listen 127.0.0.1:9000
   ssh -L 8765:127.0.0.1:8765 ops-host       # for a page on another host: then open http://127.0.0.1:8765/
 
 \b
@@ -61,7 +62,7 @@ while it runs (--size limits this store; stderr names the file). The page shows 
 report to this broker.
 
 \b
-The server listens on loopback, where every user of this machine can read the page. With another --host, the server
+The server listens on loopback, where every user of this machine can read the page. With another address, the server
 requires the token in the printed address. The connection is not encrypted: put a TLS proxy before the server, or use ssh
 as above.
 
@@ -79,10 +80,7 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
 @click.command(cls=SectionedCommand, epilog=EPILOG)
 @broker_options
 @store_option_of("The store of reports", "a store of the page's own")
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="The address to listen on.")
-@click.option(
-    "--port", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="The port; 0 chooses a free port."
-)
+@listen_option_of("the page", PORT)
 @click.option(
     "--name", "names", multiple=True, metavar="NAME", help="A name that browsers use for this machine. May be repeated."
 )
@@ -107,8 +105,7 @@ def ui(
     settings: MqttSettings,
     site: str | None,
     store_url: str | None,
-    host: str,
-    port: int,
+    listen: tuple[str, int],
     names: tuple[str, ...],
     token_file: str | None,
     size_bytes: int,
@@ -117,6 +114,7 @@ def ui(
     for_s: float | None,
 ) -> None:
     """Show the fleet live as a web page: map, latency by version, stages, heat-map, alarms, rollouts."""
+    host, port = listen
     access = access_for(host, names, token_file)
     path = store_url or own_store(settings)
     own = None if store_url else Store(path, _print_status)
@@ -216,10 +214,8 @@ def _repeat_in_background(work: Callable[[], None], every_s: float) -> None:
 
 def address_of(access: Access, host: str, port: int) -> str:
     """Return the address to open in a browser."""
-    where = f"[{host.strip('[]')}]" if ":" in host else host
-    if host.strip("[]") in ("0.0.0.0", "::"):
-        where = socket.gethostname()
-    return f"http://{where}:{port}/" + (f"?token={access.token}" if access.token else "")
+    where = endpoint(socket.gethostname() if host in ("0.0.0.0", "::") else host, port)
+    return f"http://{where}/" + (f"?token={access.token}" if access.token else "")
 
 
 def _print_status(line: str) -> None:

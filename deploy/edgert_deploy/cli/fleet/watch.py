@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -32,14 +32,19 @@ from edgert_deploy.fleet.subscriber import FleetSubscriber
 SETTLE_S = 2.0
 INTERVAL_S = 2.0
 PLAIN_WIDTH = 180
-FULL_WIDTH = 110
 COLUMNS_LEFT = ("device", "state", "model", "version", "alarms")
 COLUMNS = (
     *("device", "state", "model", "version"),
     *("req/s", "p50 ms", "p95", "p99", "p99.9", "p95 trend", "errors", "shed", "cache", "batch", "missing", "age"),
     "alarms",
 )
-IN_FULL_ONLY = ("version", "p99.9", "p95 trend", "shed", "cache", "batch", "missing")
+# The columns that a narrow terminal omits, in this order.
+DROPPED = (
+    *("missing", "batch", "cache", "shed", "p95 trend", "p99.9", "version"),
+    *("age", "p50 ms", "errors", "p95", "req/s", "p99", "model", "alarms", "state"),
+)
+GAP = 2  # spaces between two columns
+ALARMS_WIDTH_MIN = 20
 BARS = "▁▂▃▄▅▆▇█"
 # The orders of the table. Numbers are in descending order, names in ascending order.
 SORTS: dict[str, Callable[[Row], Any]] = {
@@ -219,22 +224,21 @@ def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | 
     room = len(devices) if height is None else max(1, height - len(fleet))
     left_out = max(0, len(devices) - room)
     rows = devices[:room] + fleet
-    shown = [name for name in COLUMNS if width >= FULL_WIDTH or name not in IN_FULL_ONLY]
-    if not any(row.alarms for row in rows):
-        shown.remove("alarms")
+    lines = [dict(zip(COLUMNS, _cells(row), strict=True)) for row in rows]
+    shown = _columns_within(width, lines, alarms=any(row.alarms for row in rows))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in shown:
-        table.add_column(name, justify="left" if name in COLUMNS_LEFT else "right", no_wrap=True)
+    for name, width_max in shown.items():
+        justify: Literal["left", "right"] = "left" if name in COLUMNS_LEFT else "right"
+        table.add_column(name, justify=justify, no_wrap=True, max_width=width_max)
     summed_up = False
-    for row in rows:
+    for row, cells in zip(rows, lines, strict=True):
         if row.device is None and not summed_up:
             summed_up = True
             table.add_section()
-        cells = dict(zip(COLUMNS, _cells(row), strict=True))
         table.add_row(*(cells[name] for name in shown), style="bold" if row.device is None else None)
     if not rows:
         any_rows = state.rows(time.monotonic())
-        table.add_row("(no line fits the options)" if any_rows else "(no message received yet)")
+        table.caption = "(no line fits the options)" if any_rows else "(no message received yet)"
     elif waiting := [row for row in rows if row.model is None and row.state == "online" and not row.alarms]:
         table.caption = (
             f"{len(waiting)} online without a report: the first report comes within a window (60 s by default)"
@@ -244,6 +248,24 @@ def table_of(rows: list[Row], state: LivePercentiles, width: int, height: int | 
     if state.refused:
         table.caption = _text(f"{counted(state.refused, 'message')} not understood; the last: {state.last_refusal}")
     return table
+
+
+def _columns_within(width: int, lines: Sequence[Mapping[str, Text]], alarms: bool) -> dict[str, int]:
+    """Return the columns that fit into `width` characters, with their widths. "device" always stays.
+
+    A long list of alarms is cut, so that it removes no other column.
+    """
+    widths = {name: max([len(name), *(cells[name].cell_len for cells in lines)]) for name in COLUMNS}
+    alarms_width = widths.pop("alarms")
+    if alarms:
+        widths["alarms"] = min(alarms_width, ALARMS_WIDTH_MIN)
+    for name in DROPPED:
+        if sum(widths.values()) + GAP * (len(widths) - 1) <= width:
+            break
+        widths.pop(name, None)
+    if "alarms" in widths:
+        widths["alarms"] += width - sum(widths.values()) - GAP * (len(widths) - 1)
+    return widths
 
 
 def _cells(row: Row) -> list[Text]:

@@ -11,6 +11,7 @@ import click
 from edgert.cli.quantity import Duration
 from edgert.versions.trial_limits import LIMIT_NAMES
 from edgert_deploy.cli.shared.types import FILE, OneDevice, Selector
+from edgert_deploy.common.addresses import host_and_port
 
 if TYPE_CHECKING:
     from edgert_deploy.devices.inventory import Inventory
@@ -72,6 +73,22 @@ def store_option_of(purpose: str, without: str, default: str | None = None) -> C
         default=default,
         help=f"{purpose}: a file, sqlite:///FILE or postgresql://USER@HOST/DATABASE with its password in ~/.pgpass "
         f"[default: $EDGERT_STORE, else the project's, else {without}].",
+    )
+
+
+def listen_option_of(purpose: str, port: int) -> Callable[[F], F]:
+    """Add --listen, by default `port` of loopback. The command receives `listen`: host and port."""
+
+    def address(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, int]:
+        return host_and_port(text, port, port_min=0)
+
+    return click.option(
+        "--listen",
+        default=f"127.0.0.1:{port}",
+        show_default=True,
+        metavar="HOST:PORT",
+        callback=address,
+        help=f"The address of {purpose}; port 0 chooses a free port.",
     )
 
 

@@ -25,4 +25,4 @@ def scrape_server(exposition: Exposition, host: str, port: int) -> WebServer:
                 return HttpResponse(200, (exposition.protobuf(),), PROTOBUF)
             return HttpResponse(200, (exposition.text().encode(),), CONTENT_TYPE)
 
-    return WebServer(answer, host, port, f"--listen {host}:{port}", "scrape")
+    return WebServer(answer, host, port, "scrape")

@@ -69,7 +69,7 @@ class PageServer:
             link = f'<a class="alerts" href="{escape(alerts)}">Alerts</a>'
             self._files["index.html"] = _File("index.html", page.replace(b"<!-- alerts -->", link.encode()))
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
-        self._server = WebServer(self._answer, host, port, f"--host {host} --port {port}", "ui")
+        self._server = WebServer(self._answer, host, port, "ui")
         self.port, self.close = self._server.port, self._server.close
 
     def _answer(self, request: HttpRequest) -> HttpResponse:

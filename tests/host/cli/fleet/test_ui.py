@@ -41,7 +41,7 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: Any) -> Iterator[Running]:
     folder: Path = tmp_path_factory.mktemp("ui")
-    with Broker.in_folder(folder / "broker") as broker, page_of(broker, folder, ["--port", "0"]) as url:
+    with Broker.in_folder(folder / "broker") as broker, page_of(broker, folder, ["--listen", "127.0.0.1:0"]) as url:
         yield _begun(broker, url, folder / "config" / "rollouts")
         assert list((folder / "state" / "edgert").glob("ui-*.db"))
 
@@ -89,7 +89,7 @@ def opened(browser: Browser, running: Running) -> Iterator[Any]:
 def test_a_page_shows_the_reports_that_a_recorder_writes_to_a_shared_store(store_url: str, tmp_path: Path) -> None:
     now_ms, pi = time.time_ns() // 1_000_000, Pi("pi-1")
     record(store_url, pi.info() + pi.window(now_ms - MINUTE_MS, [1.0] * 3), now_ms)
-    words = ["--store", store_url, "--port", "0", "--json"]
+    words = ["--store", store_url, "--listen", "127.0.0.1:0", "--json"]
     with Broker.in_folder(tmp_path / "broker") as broker, page_of(broker, tmp_path, words) as said:
         assert json.loads(said)["own_store"] is None
         port = int(json.loads(said)["url"].rpartition(":")[2].strip("/"))
@@ -122,7 +122,9 @@ def test_the_page_shows_gaps_and_unsynchronized_clocks(browser: Browser, tmp_pat
     record(url, holed.info() + unsure.info() + sent, ago_ms)
     with (
         Broker.in_folder(tmp_path / "broker") as broker,
-        page_of(broker, tmp_path, ["--store", url, "--port", "0", "--alerts", 'http://alerts.lan/?"']) as at,
+        page_of(
+            broker, tmp_path, ["--store", url, "--listen", "127.0.0.1:0", "--alerts", 'http://alerts.lan/?"']
+        ) as at,
     ):
         page = browser.open(at, width=width, scheme="light")
         assert page.evaluate("document.querySelector('header .alerts').href") == "http://alerts.lan/?%22"

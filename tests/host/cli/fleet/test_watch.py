@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -206,7 +207,7 @@ def test_an_invalid_address_is_refused(bad: str) -> None:
         host_and_port(bad, 1883)
 
 
-@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("width", [20, 30, 80, 160])
 def test_the_table_fits_its_terminal(width: int) -> None:
     state, sender = LivePercentiles(), Sender("pi-07")
     feed(state, [(sender.topics.status, b"online"), *sender.window([2.0] * 10)])
@@ -215,7 +216,13 @@ def test_the_table_fits_its_terminal(width: int) -> None:
         console.print(table_of(state.rows(0.0), state, width))
     assert "…" not in drawn.get()
     assert "plant-a/pi-07" in drawn.get()
-    assert ("p99.9" in drawn.get()) == (width == 160)
+    assert ("state" in drawn.get(), "p99" in drawn.get(), "p99.9" in drawn.get()) == (
+        width > 20,
+        width > 30,
+        width > 80,
+    )
+    heading, first = drawn.get().splitlines()[:2]
+    assert len(re.split(" {2,}", heading.strip())) == len(re.split(" {2,}", first.strip())), "no column is empty"
 
 
 def test_a_reader_that_ends_is_a_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

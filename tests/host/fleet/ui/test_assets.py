@@ -62,7 +62,7 @@ def plant(tmp_path_factory: Any) -> Iterator[Plant]:
     record(str(folder / "fleet.db"), said, now_ms)
     (folder / "config").mkdir()
     (folder / "config" / "edgert.toml").write_text("[p99_target_ms]\ndigits = 20\n")
-    words = ["--store", str(folder / "fleet.db"), "--port", "0"]
+    words = ["--store", str(folder / "fleet.db"), "--listen", "127.0.0.1:0"]
     with Broker.in_folder(folder / "broker") as broker, page_of(broker, folder, words) as url:
         publish(broker, [message for pi in fleet for message in pi.info()], retain=True)
         for pi in fleet:
