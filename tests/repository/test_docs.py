@@ -29,6 +29,7 @@ PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*{{}},-]*)`"
 SECTION = re.compile(r"^(?=#+ )", re.MULTILINE)
 START = re.compile(r"^Paths [\w ]*start at `([\w/]+/)`", re.MULTILINE)  # the folder of all paths of a section
 FILE = re.compile(r"`([\w./-]*\w(?:/|\.(?:py|sh|toml|h)))`")  # also without a folder
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(edgertd? [^`]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)")
@@ -78,6 +79,11 @@ def start_of(section: str) -> str:
 def test_the_links_of_a_page_lead_to_files(page: Path) -> None:
     links = {link for link in LINK.findall(page.read_text()) if "://" not in link}
     assert sorted(link for link in links if not (page.parent / link).exists()) == []
+
+
+def test_a_sentence_that_announces_a_block_is_followed_by_one() -> None:
+    texts = {page_id(page): FENCE.sub("code", page.read_text()) for page in PAGES}
+    assert [(page, line) for page, text in texts.items() for line in re.findall(r"(.*:)\n\n+(?:#|\Z)", text)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
