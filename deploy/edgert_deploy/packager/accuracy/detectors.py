@@ -85,9 +85,9 @@ def _one_output(name: str, array: Array) -> Detect | None:
 
 
 def _without_angle(name: str, array: Array) -> Detect | None:
-    """Return the rule for an output without its last value, if it holds oriented boxes: YOLO's `[N, 4 + C + 1, A]`.
+    """Return the rule for oriented boxes without their last value, an angle in radians.
 
-    The last value is an angle in radians.
+    Return None if the output does not hold oriented boxes, as YOLO's `[N, 4 + C + 1, A]`.
     """
     if array.ndim != 3 or array.shape[1] > array.shape[2]:
         return None
@@ -98,7 +98,10 @@ def _without_angle(name: str, array: Array) -> Detect | None:
 
 
 def _of_oriented(rule: Detect, i: int, reference: Outputs) -> Judgement:
-    """Return the judgement of the oriented boxes in output `i`. `rule` describes the output without the angles."""
+    """Return the judgement of the oriented boxes in output `i`.
+
+    `rule` describes the output without the angles.
+    """
 
     def parts(outputs: Outputs) -> tuple[Array, Array]:
         boxes, scores = _parts(rule, [outputs[i][:, :-1]])
@@ -182,7 +185,7 @@ def _recognized_objects(
 
 
 def _may_be_points(boxes: Array, extras: int) -> bool:
-    """Return whether boxes may end with `extras` values of key points: x, y and a visibility of 0 to 1 each."""
+    """Return whether boxes may end with `extras` values of key points: x, y and a visibility of 0 to 1."""
     rows = boxes if boxes.shape[1] < boxes.shape[2] else boxes.transpose(0, 2, 1)
     return within(rows[:, rows.shape[1] - extras :][:, 2::3])
 
@@ -205,7 +208,7 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int]) -> Lay
 
 
 def _are_suppressed(rows: Array) -> bool:
-    """Return whether rows `[N, 6, K]` are two corners, a falling score and a class, as after suppression."""
+    """Return whether rows `[N, 6, K]` are suppressed boxes: two corners, a falling score and a class."""
     if rows.shape[1] != 6 or not within(rows[:, 4]) or within(rows[:, :4]):
         return False
     if float((rows[:, 2:4] >= rows[:, :2]).mean()) < ORDERED_MIN:

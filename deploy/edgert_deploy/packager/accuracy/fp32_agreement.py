@@ -178,7 +178,7 @@ def _same_oriented(boxes: Array, true: Array, every: Array) -> Array:
 
 
 def _covariance(boxes: Array) -> tuple[Array, Array, Array, Array]:
-    """Return the variances along x and y, the covariance, and the root of the determinant of these, for each box."""
+    """Return the variances of each box along x and y, their covariance, and the root of the determinant."""
     width, height = np.maximum(np.abs(boxes[:, 2:4].astype(np.float64)), 1e-3).T
     cos, sin = np.cos(boxes[:, 4]), np.sin(boxes[:, 4])
     a, b = width**2 / 12, height**2 / 12
