@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgert.bundle.rules import Preprocess
+from edgert.bundle.rules import Preprocess, height_and_width
 from edgert.errors import RequestError
 from edgert.processing.images.image import ImageReader
 from edgert.processing.images.normalize import Normalizer
@@ -47,8 +47,7 @@ class Preprocessor:
         self._flip = rule.frame_colour not in ("model", rule.colour)
         self._reader: ImageReader | None = None
         if rule.of_images:
-            height, width = spec.shape[2:] if rule.model_layout == "nchw" else spec.shape[1:3]
-            self._reader = ImageReader(rule, (height, width))
+            self._reader = ImageReader(rule, height_and_width(spec.shape, rule.model_layout))
         self.of_images = rule.of_images
         self.frames = _frames(rule, spec)
         self.files = TensorSpec(spec.name, "UINT8", (spec.shape[0], -1)) if rule.decode else None
@@ -86,7 +85,7 @@ class Preprocessor:
     def _in_place(self, shape: tuple[int, ...]) -> list[Placement] | None:
         if len(shape) != 4:
             return None
-        height, width = shape[2:] if self._rule.model_layout == "nchw" else shape[1:3]
+        height, width = height_and_width(shape, self._rule.model_layout)
         return [Placement(width, height)] * shape[0]
 
     def _from_images(

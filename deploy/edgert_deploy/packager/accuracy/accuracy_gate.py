@@ -18,6 +18,7 @@ from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
 
 ALIKE_DROP_MAX = 0.1  # the check for similar answers uses --max-drop, but at most this value
+SCORE_TOLERANCE = 1e-3  # the rounding error of a score of 0 or 1
 GROUP_SAMPLES_MIN = 10  # a smaller group never fails a build, because one sample is over 10 % of the group
 
 
@@ -151,7 +152,7 @@ def judge(metric: Metric, reference: Reference, answers: Outputs, limits: Limits
 def warnings(metric: Metric, reference: Reference, limits: Limits) -> list[str]:
     """Return a sentence for each reason why a passed gate may prove little."""
     judged = reference.as_embeddings()
-    texts = [*_meaning_warnings(metric, judged), *_object_warnings(metric, judged)]
+    texts = [*_meaning_warnings(metric, judged), *_object_warnings(metric, judged), *_score_warnings(reference)]
     if not texts or metric.is_similarity:  # the other warnings already ask to check the samples
         texts += _alike_warnings(metric, judged, limits)
     return [*texts, *_count_warnings(metric, reference, limits)]
@@ -166,6 +167,25 @@ def _object_warnings(metric: Metric, reference: Reference) -> list[str]:
         f"FP32 finds no object in any of the {counted(len(reference.all_rows), 'hold-out sample')}, so the gate compares no "
         f"objects and its result proves nothing ({', '.join(names)}): give hold-out samples that show objects, prepared as for "
         "training; if they do show objects, lower score_threshold in the --postprocess file"
+    ]
+
+
+def _score_warnings(reference: Reference) -> list[str]:
+    """Warn if the user's rule for boxes reads other values than scores of 0 to 1 as scores."""
+    rule = reference.detect
+    if rule is None or rule.sigmoid:
+        return []
+    name = rule.scores or rule.boxes
+    array = next(answers for spec, answers in zip(reference.specs, reference.answers, strict=True) if spec.name == name)
+    rows = array if rule.form == "channels_first" else array.transpose(0, 2, 1)
+    scores = rows if rule.scores else rows[:, 4:]
+    low, high = float(scores.min()), float(scores.max())
+    if array.dtype.kind != "f" or (low >= -SCORE_TOLERANCE and high <= 1 + SCORE_TOLERANCE):
+        return []
+    return [
+        f"the scores of boxes in output {name!r} are {low:.4g} to {high:.4g}, not 0 to 1: if they are logits, set sigmoid = true "
+        "in the --postprocess file. If some of them are angles or key points, omit --postprocess, and let your app read "
+        "the output"
     ]
 
 

@@ -17,6 +17,8 @@ from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.samples.processing import MASKS_MIN
 
 IMAGE_RANK = 3  # the rank of an image sample
+# In boxes after suppression, at least this share of the lefts and tops is not above the rights and bottoms.
+ORDERED_MIN = 0.9
 ANYWHERE = (1 << 20, 1 << 20)  # the height and width of an image so large that its border cuts no box
 
 
@@ -49,6 +51,8 @@ def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[in
     for i in left:
         if (rule := _one_output(names[i], reference[i])) is not None:
             return _boxes_or_anchors(rule, (i,), reference)
+        if (rule := _without_angle(names[i], reference[i])) is not None:
+            return _of_oriented(rule, i, reference)
     # The logits of fewer than ANCHORS_MIN classes look like boxes, so outputs of four values are tried as boxes first.
     for i in sorted(left, key=lambda i: reference[i].shape[-1:] != (4,)):
         for j in left:
@@ -72,11 +76,41 @@ def _one_output(name: str, array: Array) -> Detect | None:
         or rows.shape[1] * 4 > rows.shape[2]
         or within(rows[:, :4])
         or not within(rows[:, 4:])
+        or (not first and _are_suppressed(rows))  # a class of 0 or 1 looks like a score
     ):
         return None
     objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
     form = "channels_first" if first else "anchors_first"
     return Detect(name, form=form, objectness=objectness, score_threshold=SCORE_MIN)
+
+
+def _without_angle(name: str, array: Array) -> Detect | None:
+    """Return the rule for oriented boxes without their last value, an angle in radians.
+
+    Return None if the output does not hold oriented boxes, as YOLO's `[N, 4 + C + 1, A]`.
+    """
+    if array.ndim != 3 or array.shape[1] > array.shape[2]:
+        return None
+    angles = array[:, -1]
+    if within(angles) or float(np.abs(angles).max(initial=0.0)) > np.pi:
+        return None
+    return _one_output(name, array[:, :-1])
+
+
+def _of_oriented(rule: Detect, i: int, reference: Outputs) -> Judgement:
+    """Return the judgement of the oriented boxes in output `i`.
+
+    `rule` describes the output without the angles.
+    """
+
+    def parts(outputs: Outputs) -> tuple[Array, Array]:
+        boxes, scores = _parts(rule, [outputs[i][:, :-1]])
+        return np.concatenate([boxes, outputs[i][:, -1, :, None]], axis=2), scores
+
+    def score(answers: Outputs, reference: Outputs) -> float:
+        return anchor_agreement(*parts(answers), *parts(reference), oriented=True)
+
+    return Judgement("anchors", rule.outputs, score, finds_nothing=not (parts(reference)[1] >= SCORE_MIN).any())
 
 
 def _are_box_values(boxes: Array, scores: Array) -> bool:
@@ -143,9 +177,17 @@ def _recognized_objects(
                 return _of_objects(layout, reference, i, (names[j], j))
         values = min(boxes.shape[1:])
         for extras in (0, values - 5, values - 6):  # key points have boxes of one class
-            if extras % 3 == 0 and extras >= 0 and (layout := _layout(names[i], boxes, extras, image)) is not None:
+            if extras % 3 or extras < 0 or not _may_be_points(boxes, extras):
+                continue
+            if (layout := _layout(names[i], boxes, extras, image)) is not None:
                 return _of_objects(layout, reference, i, None)
     return None
+
+
+def _may_be_points(boxes: Array, extras: int) -> bool:
+    """Return whether boxes may end with `extras` values of key points: x, y and a visibility of 0 to 1."""
+    rows = boxes if boxes.shape[1] < boxes.shape[2] else boxes.transpose(0, 2, 1)
+    return within(rows[:, rows.shape[1] - extras :][:, 2::3])
 
 
 def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int]) -> Layout | None:
@@ -166,8 +208,10 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int]) -> Lay
 
 
 def _are_suppressed(rows: Array) -> bool:
-    """Return whether rows `[N, 6, K]` are two corners, a falling score, and the number of a class."""
-    if rows.shape[1] != 6 or rows.shape[2] < ANCHORS_MIN or not within(rows[:, 4]) or within(rows[:, :4]):
+    """Return whether rows `[N, 6, K]` are suppressed boxes: two corners, a falling score and a class."""
+    if rows.shape[1] != 6 or not within(rows[:, 4]) or within(rows[:, :4]):
+        return False
+    if float((rows[:, 2:4] >= rows[:, :2]).mean()) < ORDERED_MIN:
         return False
     classes = rows[:, 5]
     are_numbers = bool((classes >= 0).all()) and bool((classes == np.rint(classes)).all())

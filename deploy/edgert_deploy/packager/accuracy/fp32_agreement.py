@@ -106,16 +106,21 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
     return 2 * hits / (answered + expected)
 
 
-def anchor_agreement(boxes: Array, scores: Array, true_boxes: Array, true_scores: Array) -> float:
+def anchor_agreement(
+    boxes: Array, scores: Array, true_boxes: Array, true_scores: Array, *, oriented: bool = False
+) -> float:
     """Return the F1 score of the confident anchors `[N, A, ...]` against FP32's confident anchors.
 
-    An anchor is a hit if the artifact and FP32 are both confident in it and give the same class and box.
+    An anchor is a hit if the artifact and FP32 are both confident in it and give the same class and box. With
+    `oriented`, the boxes `[N, A, 5]` are centres, two sides and an angle in radians.
     """
     got, want, both = _confident(scores, true_scores)
     if not want.any():
         return float(not got.any() and np.isfinite(scores).all())
     sides = true_boxes[want][:, 2:4]
     same = _same_boxes if float((sides > 0).all(axis=1).mean()) > 0.99 else _same_values
+    if oriented:
+        same = _same_oriented
     hits = int(same(boxes[both], true_boxes[both], true_boxes[want]).sum())
     return 2 * hits / int(got.sum() + want.sum())
 
@@ -154,6 +159,30 @@ def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
     side = true[:, 2:4].max(axis=1, keepdims=True)
     near = (np.abs(boxes[:, 4:] - true[:, 4:]) <= ANCHOR_TOLERANCE * side).all(axis=1)
     return np.asarray((np.array(ious).reshape(len(READINGS), -1) >= IOU_MIN).all(axis=0) & near)
+
+
+def _same_oriented(boxes: Array, true: Array, every: Array) -> Array:
+    """Return which oriented boxes `[n, 5]` have a ProbIoU of at least IOU_MIN.
+
+    ProbIoU takes each box as a normal distribution, so it does not depend on the order of the two sides. YOLO uses it,
+    too. Source: Murrugarra-Llerena et al., "Gaussian Bounding Boxes and Probabilistic Intersection-over-Union for
+    Object Detection", 2021.
+    """
+    (xx, yy, xy, root), (true_xx, true_yy, true_xy, true_root) = _covariance(boxes), _covariance(true)
+    xx, yy, xy = xx + true_xx, yy + true_yy, xy + true_xy
+    determinant = xx * yy - xy**2
+    x, y = (boxes[:, :2] - true[:, :2]).astype(np.float64).T
+    apart = (yy * x**2 - 2 * xy * x * y + xx * y**2) / (4 * determinant)
+    distance = apart + np.log(determinant / (4 * root * true_root)) / 2
+    return np.asarray(1 - np.exp(-distance) <= (1 - IOU_MIN) ** 2)
+
+
+def _covariance(boxes: Array) -> tuple[Array, Array, Array, Array]:
+    """Return the variances of each box along x and y, their covariance, and the root of the determinant."""
+    width, height = np.maximum(np.abs(boxes[:, 2:4].astype(np.float64)), 1e-3).T
+    cos, sin = np.cos(boxes[:, 4]), np.sin(boxes[:, 4])
+    a, b = width**2 / 12, height**2 / 12
+    return a * cos**2 + b * sin**2, a * sin**2 + b * cos**2, (a - b) * cos * sin, width * height / 12
 
 
 def _same_values(values: Array, true: Array, every: Array) -> Array:

@@ -214,9 +214,9 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
             if labels and values in (4 + len(labels), 5 + len(labels)):
                 return Detect(spec.name, labels=labels, form=form, objectness=values == 5 + len(labels))
             if not labels and 5 <= values < boxes:
-                # The output of YOLOv5 and similar models has the axis of boxes first, and objectness. The output of
-                # YOLOv8 and later models has the axis of boxes last, and no objectness.
-                return Detect(spec.name, form=form, objectness=form == "anchors_first")
+                # The output of YOLOv5 and similar models has the axis of boxes first, and objectness before the scores.
+                # The output of YOLOv8 and later models has the axis of boxes last, and no objectness.
+                return Detect(spec.name, form=form, objectness=form == "anchors_first" and values > 5)
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
     raise ConfigInvalid(
         f"--postprocess yolo: no output has the form [N, 4 + C, A] or [N, A, 5 + C] (the outputs are {shapes}"

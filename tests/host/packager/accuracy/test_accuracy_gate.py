@@ -71,6 +71,22 @@ def test_a_hold_out_with_equal_answers_gives_a_warning(reference: Any, named: st
     assert all(named in text for text in found)
 
 
+def test_angles_that_the_rule_for_boxes_reads_as_scores_give_a_warning() -> None:
+    """In an OBB with 80 classes, --postprocess yolo reads objectness and 80 classes."""
+    boxes = np.abs(models.random(20, 85, 100)) / 5
+    boxes[:, :4] *= 300
+    reference = reference_to(
+        (TensorSpec("out", "FP32", (-1, 85, 100)),), [boxes], detect=Detect("out", objectness=True)
+    )
+    metric = metric_for("auto", reference)
+    assert gate.warnings(metric, reference, Limits(1.0)) == []
+    boxes[:, 84] = np.linspace(-0.7, 2.3, 100)
+    (warning,) = gate.warnings(metric, reference, Limits(1.0))
+    assert warning.startswith(
+        "the scores of boxes in output 'out' are -0.7 to 2.3, not 0 to 1: if they are logits, set"
+    )
+
+
 @pytest.mark.parametrize("detect", [None, Detect("scores", score_threshold=0.5)])
 def test_a_hold_out_without_an_object_gives_a_warning(detect: Detect | None) -> None:
     """Two detectors that find nothing agree, whatever they would do with an object."""

@@ -104,6 +104,25 @@ def test_answers_of_nan_do_not_pass_if_fp32_finds_no_object() -> None:
     assert judgement.score([np.full_like(empty, np.nan)], [empty]) == 0.0
 
 
+@pytest.mark.parametrize("classes", [1, 3, 15])
+def test_oriented_boxes_are_judged_by_their_overlap_whatever_the_order_of_their_sides(classes: int) -> None:
+    """YOLO's OBB. With 3 or 15 classes, earlier code took the scores and the angle for key points."""
+    angles = RANDOM.uniform(-np.pi / 4, 3 * np.pi / 4, (6, 1, 2100)).astype(np.float32)
+    reference = np.concatenate([yolo(classes=classes), angles], axis=1)
+    reference[:, 2:4] = [[60], [12]]  # long and narrow
+    (found,) = judged(reference, inputs=[(3, 320, 320)])
+    assert (found.name, found.finds_nothing) == ("anchors", False)
+    turned = reference.copy()
+    turned[:, 2:4], turned[:, -1] = reference[:, [3, 2]], reference[:, -1] - np.pi / 2
+    for same in (reference, turned):
+        assert found.score([same], [reference]) == 1.0
+    for row, other in ((-1, 0.5), (0, 30), (2, -50)):
+        moved = reference.copy()
+        moved[:, row] += other
+        assert found.score([moved], [reference]) == 0.0, row
+    assert found.score([np.full_like(reference, np.nan)], [reference]) == 0.0
+
+
 def test_a_detector_that_the_user_stated_is_judged_by_its_boxes() -> None:
     reference = yolo()
     (judgement,) = judged(reference, detect=Detect("out0", score_threshold=0.3), image_size=(320, 320))

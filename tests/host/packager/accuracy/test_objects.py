@@ -62,14 +62,25 @@ def test_masks_and_points_of_a_detector_are_judged_for_its_objects_only(kind: st
     assert found.finds_nothing is False
 
 
-def test_boxes_that_the_model_suppresses_itself_are_judged_in_any_order() -> None:
-    """YOLO26 writes its boxes as two corners, a falling score and the number of a class."""
-    corners = np.sort(RANDOM.uniform(0, 320, (4, 300, 2, 2)), axis=2).reshape(4, 300, 4)
-    scores = -np.sort(-(RANDOM.uniform(0, 1, (4, 300, 1)) ** 4), axis=1)
-    reference = np.concatenate([corners, scores, RANDOM.integers(0, 3, (4, 300, 1))], axis=2).astype(np.float32)
+@pytest.mark.parametrize("classes", [1, 2, 3])
+@pytest.mark.parametrize("boxes", [20, 300])
+def test_boxes_that_the_model_suppresses_itself_are_judged_in_any_order(boxes: int, classes: int) -> None:
+    """YOLO26 writes its boxes as two corners, a falling score and a class. With one class, it is always 0."""
+    corners = np.sort(RANDOM.uniform(0, 320, (4, boxes, 2, 2)), axis=2).reshape(4, boxes, 4)
+    scores = -np.sort(-(RANDOM.uniform(0, 1, (4, boxes, 1)) ** 4), axis=1)
+    numbers = RANDOM.integers(0, classes, (4, boxes, 1))
+    reference = np.concatenate([corners, scores, numbers], axis=2).astype(np.float32)
     found = judged([reference])
     assert found.name == "objects"
     assert found.score([reference[:, ::-1]], [reference]) == 1.0
     other_class = reference.copy()
     other_class[..., 5] += 1
     assert found.score([other_class], [reference]) < 0.2
+
+
+def test_other_outputs_of_six_values_are_not_taken_for_boxes_after_suppression() -> None:
+    features = RANDOM.normal(0, 1, (8, 200, 6)).astype(np.float32)
+    unordered = features.copy()  # their first four values are no corners
+    unordered[..., 4], unordered[..., 5] = np.linspace(1, 0, 200), RANDOM.integers(0, 4, (8, 200))
+    for values in (features, unordered):
+        assert judged([values]).name == "values"

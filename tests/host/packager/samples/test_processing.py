@@ -167,6 +167,7 @@ def test_a_preset_that_does_not_fit_the_model_is_refused(image: tuple[int, ...])
         ((-1, 25200, 85), 0, "anchors_first", True),
         ((-1, 8400, 84), 80, "anchors_first", False),
         ((-1, 5, 21), 1, "channels_first", False),
+        ((-1, 8400, 5), 0, "anchors_first", False),
         ((-1, 85, 8400), 80, "channels_first", True),
     ],
 )
