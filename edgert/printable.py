@@ -11,6 +11,13 @@ ERROR_CHARS_MAX = 300
 # Format characters that reorder or hide text. Joiners, which shape letters, are allowed.
 _HIDDEN = frozenset("\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff")
 _REPLACEMENT = "\ufffd"
+_ADVICE = {
+    errno.EACCES: "run this as the owner, or as root",
+    errno.EPERM: "check the owner and `lsattr`, and that the file system has modes and sockets, as ext4 has, but FAT has not",
+    errno.ENOSPC: "free some space",
+    errno.EROFS: "replace the storage if it is worn out, or mount it with write access",
+    errno.EIO: "the storage is faulty: replace it",
+}
 
 
 def printable(text: str, chars_max: int = CHARS_MAX, *, newlines: bool = True) -> str:
@@ -49,9 +56,9 @@ def in_short(error: BaseException) -> str:
 
 
 def reason_of(error: OSError) -> str:
-    """Return the reason of the system, and the next step if this user has no access."""
-    reason = error.strerror or str(error)
-    return f"{reason}; run this as the owner, or as root" if error.errno == errno.EACCES else reason
+    """Return the reason of the system, and the next step if it is known."""
+    reason, advice = error.strerror or str(error), _ADVICE.get(error.errno or 0)
+    return f"{reason}; {advice}" if advice else reason
 
 
 def file_error(error: OSError, otherwise: str = "") -> str:

@@ -59,8 +59,15 @@ class StateDir:
 
     @property
     def read_only(self) -> bool:
-        """Whether the storage is read-only, such as a worn SD card."""
-        return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+        """Whether the storage is read-only, such as a worn SD card.
+
+        After an error, ext4 refuses every change. Newer kernels do not show this in `statvfs`.
+        """
+        try:
+            os.utime(self.root)
+        except OSError as error:
+            return error.errno == errno.EROFS
+        return False
 
     def find(self, socket: Path) -> Path:
         """Return the path of `socket`. It is in memory if the storage is read-only."""

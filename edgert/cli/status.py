@@ -181,6 +181,9 @@ def _text(status: DeviceStatus) -> str:
         lines.append(f"memory   the models use {memory.used_mb:.0f} MB{limit}{shared}")
     if status.http.listen:
         lines.append(f"http     {status.http.fault or status.http.listen}")
+    if (telemetry := status.telemetry).broker:
+        connection = telemetry.connection.text or f"no connection to {telemetry.broker} yet"
+        lines.append(f"broker   {connection}; reports: {telemetry.waiting} waiting, {telemetry.lost} lost")
     lines += _channel_lines(status.channel)
     lines += [f"warning  {complaint}" for complaint in status.damaged_keys]
     return "\n".join([*lines, *(_model_line(model) for model in status.models)])

@@ -234,13 +234,14 @@ class ChannelFollower:
     def _judge_staleness(self, statement: Statement | None) -> None:
         """Raise or clear the alarm channel_stale."""
         status, now_s = self._status, self._latest.now_s()
-        begun_at = status.begun_at or int(now_s)
-        answered_at, limit_s, stale = status.asked_at or begun_at, self._config.alarms.channel_stale_s, ""
+        # The clock may have been far ahead in an earlier round: no time of it may delay the alarm.
+        asked_at, begun_at = min(status.asked_at, int(now_s)), min(status.begun_at or int(now_s), int(now_s))
+        answered_at, limit_s, stale = asked_at or begun_at, self._config.alarms.channel_stale_s, ""
         if statement is not None and statement.expired(now_s):
             answered_at, limit_s, stale = int(expiry_time(statement.expires)), 0.0, _expired_text(statement)
         elif limit_s and now_s - answered_at > limit_s:
             stale = f"no valid answer of the registry since {time_text(answered_at)}: {status.error}"
-        self._write_status(begun_at=begun_at, stale=stale)
+        self._write_status(asked_at=asked_at, begun_at=begun_at, stale=stale)
         if bool(stale) != bool(status.stale):
             from edgert.telemetry.alarms import CLEARED, RAISED
 

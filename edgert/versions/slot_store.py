@@ -58,7 +58,7 @@ class SlotStore:
             after = step(on_disk, SlotEvent.ROLLBACK, reason=NOT_WRITTEN, now_s=time.time())
         except TransitionRefused:  # there is no version to roll back to
             return on_disk
-        self._unwritten, self.fault = (on_disk, after), self._not_written("the disk was full")
+        self._unwritten, self.fault = (on_disk, after), self._not_written("the disk was full; free some space")
         return after
 
     @property
@@ -303,7 +303,4 @@ class SlotStore:
         self._unwritten, self.fault = (before, after), self._not_written(error.message)
 
     def _not_written(self, reason: str) -> StorageFailed:
-        return StorageFailed(
-            f"{self.folder.name} was rolled back, but the rollback could not be written: {reason}; "
-            "free some space, or replace storage that has become read-only"
-        )
+        return StorageFailed(f"{self.folder.name} was rolled back, but the rollback could not be written: {reason}")

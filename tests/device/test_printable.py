@@ -42,7 +42,9 @@ def test_an_address_of_ipv6_is_distinguished_from_its_port() -> None:
 
 def test_an_error_of_the_system_reads_as_the_file_and_the_reason() -> None:
     full = OSError(28, "No space left on device", "/var/b")
-    assert file_error(full, "other") == "/var/b: No space left on device"
+    assert file_error(full, "other") == "/var/b: No space left on device; free some space"
+    assert "worn out" in file_error(OSError(30, "Read-only file system", "/var/b"))
+    assert "FAT" in file_error(OSError(1, "Operation not permitted", "/var/b"))
     assert file_error(OSError(24, "Too many open files"), "pi") == "pi: Too many open files"
     assert file_error(OSError(24, "Too many open files")) == "Too many open files"
     assert file_error(OSError("no number"), "pi") == "pi: no number"

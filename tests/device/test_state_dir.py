@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -27,6 +28,19 @@ def test_the_variable_for_the_socket_precedes_the_variable_for_the_state_folder(
     assert default_socket() == tmp_path / "edgert.sock"
     monkeypatch.setenv("EDGERT_SOCKET", "/elsewhere")
     assert default_socket() == Path("/elsewhere")
+
+
+def test_storage_that_refuses_changes_counts_as_read_only_although_it_is_mounted_for_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer kernels show ext4 in this way after an error."""
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    assert not StateDir(tmp_path).read_only
+    monkeypatch.setattr(os, "utime", refuse)
+    assert StateDir(tmp_path).read_only
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

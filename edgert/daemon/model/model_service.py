@@ -145,6 +145,8 @@ class ModelService:
         if loading is not None and not loading.runs(slots.live):
             self.workers.abandon()
         if slots.live is None:
+            if slots.rolled_back is None:  # no version failed: somebody removed the model's folder
+                self.fault = None
             self.workers.retire()
             self._serve_none(ModelState.STOPPED)
         elif serving is not None and serving.runs(slots.live):

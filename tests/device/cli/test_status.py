@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from edgert.checks.status import TelemetryStatus
 from edgert.cli.status import _text
+from edgert.telemetry.broker_connection import BrokerConnection
 from tests.support.statuses import device_status
 
 
@@ -16,3 +18,9 @@ from tests.support.statuses import device_status
 )
 def test_engines_for_tests_are_not_shown(engines: dict[str, str], line: str) -> None:
     assert f"engines  {line}" in _text(replace(device_status(), engines=engines)).splitlines()
+
+
+def test_the_connection_to_the_broker_is_shown() -> None:
+    telemetry = TelemetryStatus("hub:8883", BrokerConnection("telemetry.broker_tls_failed", "no trust", 1), 7, 2)
+    assert "broker   no trust; reports: 7 waiting, 2 lost" in _text(device_status(telemetry=telemetry)).splitlines()
+    assert "broker" not in _text(device_status())

@@ -179,6 +179,17 @@ def test_a_registry_that_is_silent_for_longer_than_stated_raises_the_alarm(
     assert told == [("alarm_raised", 7300, 7200.0), ("alarm_cleared", 0, 7200.0)]
 
 
+def test_a_round_with_a_clock_years_ahead_does_not_delay_the_alarm_of_a_silent_registry(
+    device: Device, registry: HostileRegistry
+) -> None:
+    registry.put_channel(device.key, 1)
+    followed(following(device, registry.address, now_s=4070000000.0))  # in 2098
+    registry.manifests.clear()
+    for now_s, raised in ((2e9, False), (2e9 + 86_000, False), (2e9 + 87_000, True)):
+        failure_of(following(device, registry.address, now_s=now_s))
+        assert bool(kept(device).stale) is raised
+
+
 def test_the_daemon_retains_an_alarm_of_the_channel_beyond_a_restart(registry: HostileRegistry) -> None:
     with a_device(f'[follow]\nregistry = "{registry.address}"\ninterval_s = 86400\n', started=False) as device:
 

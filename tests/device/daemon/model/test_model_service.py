@@ -235,6 +235,14 @@ def test_slots_that_were_removed_because_they_could_not_be_read_are_no_fault(wor
     assert (world.service.state, world.service.status().fault) == ("stopped", None)
 
 
+def test_a_model_whose_folder_was_removed_is_stopped_and_not_faulty_after_its_worker_ended(world: World) -> None:
+    world.serve()
+    (world.store.folder / "state.json").unlink()
+    world.end(0)
+    world.wait(RESTART_PAUSES_S[0])
+    assert (world.service.state, world.service.status().fault) == ("stopped", None)
+
+
 def test_a_good_version_that_keeps_crashing_is_replaced_by_the_version_before(world: World) -> None:
     world.slots(Slots(SlotState.STEADY, "b", a=OLD, b=Version(2, "new", good=True), ratchet=2))
     for _ in range(CRASHES_MAX):
