@@ -19,6 +19,9 @@ OPSET_MAX = 21
 OPSET_OF_RESIZE_MODES = 11  # the first opset in which Resize has attributes for its modes
 # The last opset in which DFT's axis is an attribute. In later opsets, the axis is an input, which OpenVINO ignores.
 OPSET_OF_DFT = 19
+# OpenVINO ignores the attribute `axes` of these operators. In OPSET_OF_REDUCTIONS, the axes become an input.
+REDUCTIONS = frozenset({"ReduceL1", "ReduceLogSum", "ReduceLogSumExp"})
+OPSET_OF_REDUCTIONS = 18
 IR_MAX = 10  # the version of the file format (IR) that belongs to OPSET_MAX
 
 
@@ -28,6 +31,8 @@ def wanted_opsets(proto: Any) -> list[int]:
     wanted = [OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)]
     if opset > OPSET_OF_DFT and any(node.op_type == "DFT" for node in nodes_of(proto.graph)):
         wanted.insert(0, OPSET_OF_DFT)
+    if opset < OPSET_OF_REDUCTIONS and any(node.op_type in REDUCTIONS for node in nodes_of(proto.graph)):
+        wanted.insert(0, OPSET_OF_REDUCTIONS)
     return wanted
 
 
