@@ -60,6 +60,19 @@ def test_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: s
     np.testing.assert_allclose(answers[0], np.stack([want.real, want.imag], -1), atol=1e-4)
 
 
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_the_inverse_of_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: str) -> None:
+    """OpenVINO removes the last axis of the result, which torch.fft.irfft becomes."""
+    body = "y = DFT<axis=-2, inverse=1, onesided=1>(x)"
+    source = load_source(
+        models.write(models.model("float[N,5,4,2] x) => (float[N,5,6,1] y", body), tmp_path / "m.onnx")
+    )
+    samples = CalibrationSet({"x": models.random(12, 5, 4, 2)}, None)
+    answers = artifact_outputs(build(engine, source, samples, "fp32", tmp_path), source, samples)
+    x = samples.inputs["x"]
+    np.testing.assert_allclose(answers[0][..., 0], np.fft.irfft(x[..., 0] + 1j * x[..., 1], 6, axis=2), atol=1e-5)
+
+
 @pytest.mark.parametrize("opset", [11, 17])
 def test_reductions_keep_their_axes_in_openvino(tmp_path: Path, opset: int) -> None:
     """OpenVINO ignores axes that are attributes, and reduces all axes."""
