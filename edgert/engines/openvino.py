@@ -99,7 +99,7 @@ class OpenVINOSession(Session):
             batch = size if self._batches else 1
             model.reshape({spec.name: [batch, *shape] for spec, shape in zip(self.inputs, shapes, strict=True)})
         compiled = self._core.compile_model(model, _DEVICE, self._config)
-        return _Bucket(self._openvino, compiled, self.inputs, self.outputs, cuts=self._batches)
+        return _Bucket(self._openvino, compiled, self.inputs, self.outputs, size, cuts=self._batches)
 
 
 class _Bucket:
@@ -114,12 +114,24 @@ class _Bucket:
         compiled: Any,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
+        size: int,
         *,
         cuts: bool,
     ) -> None:
         self._request = compiled.create_infer_request()
         self._inputs = [np.zeros(tuple(compiled.input(spec.name).shape), spec.dtype) for spec in inputs]
-        self._outputs = [np.zeros(tuple(compiled.output(spec.name).shape), spec.dtype) for spec in outputs]
+        ports = [compiled.output(spec.name) for spec in outputs]
+        shapes = [
+            (size, *spec.item_shape) if port.partial_shape.is_dynamic else tuple(port.shape)
+            for spec, port in zip(outputs, ports, strict=True)
+        ]
+        self._outputs = [np.zeros(shape, spec.dtype) for spec, shape in zip(outputs, shapes, strict=True)]
+        # OpenVINO knows the shapes of some outputs only after a run, such as the padded boxes of an NMS.
+        self._unsure = [
+            (spec.name, shape)
+            for spec, port, shape in zip(outputs, ports, shapes, strict=True)
+            if port.partial_shape.is_dynamic
+        ]
         self._cuts = cuts
         for spec, array in zip((*inputs, *outputs), (*self._inputs, *self._outputs), strict=True):
             self._request.set_tensor(spec.name, openvino.Tensor(array, shared_memory=True))
@@ -129,6 +141,9 @@ class _Bucket:
         for preset, array in zip(self._inputs, tensors, strict=True):
             preset[:count] = array
         self._request.infer(share_outputs=True)
+        for name, shape in self._unsure:
+            if (found := tuple(self._request.get_tensor(name).shape)) != shape:
+                raise EngineFailed(f"openvino gave output {name!r} the shape {list(found)} instead of {list(shape)}")
         return [preset[:count].copy() if self._cuts else preset.copy() for preset in self._outputs]
 
 

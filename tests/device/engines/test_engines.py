@@ -178,6 +178,24 @@ def test_a_file_that_is_not_an_artifact_raises_engine_failed(name: str, data: by
             engine_by_name(name).load(LocalArtifact(name, file, (SUM_IN,), (SUM_OUT,), "0"), OPTIONS)
 
 
+def test_openvino_runs_a_model_whose_output_shape_it_learns_only_in_a_run(tmp_path: Path) -> None:
+    """A detector with its own NMS gives a fixed number of boxes, by computations that OpenVINO does not foresee."""
+    pytest.importorskip("openvino")
+    body = """s = Squeeze(x, first) p = Greater(s, zero) i = NonZero(p) j = Squeeze(i, first) v = Gather(s, j)
+        n = Shape(v) k = Min(n, two) t, at = TopK(v, k) y = Unsqueeze(t, first)"""
+    constants = {"zero": np.float32(0), "first": np.array([0]), "two": np.array([2])}
+    proto = models.model("float[1,6] x) => (float[1,2] y", body, {k: np.asarray(v) for k, v in constants.items()})
+    path = models.write(proto, tmp_path / "m.onnx")
+    inputs, outputs = (TensorSpec("x", "FP32", (1, 6)),), (TensorSpec("y", "FP32", (1, 2)),)
+    session = engine_by_name("openvino").load(LocalArtifact("openvino", path, inputs, outputs, "0"), OPTIONS)
+    for scale in (1, 2):
+        values = np.array([[3, -1, 2, 1, -2, 4]], np.float32) * scale
+        np.testing.assert_array_equal(session.run([values])[0], [[4 * scale, 3 * scale]])
+    with pytest.raises(EngineFailed, match=r"output 'y' the shape \[1, 1\] instead of \[1, 2\]"):
+        session.run([np.array([[3, -1, -2, -1, -2, -4]], np.float32)])
+    session.close()
+
+
 def test_an_artifact_with_other_tensors_than_the_contract_is_refused(tmp_path: Path) -> None:
     path = models.write(models.mlp(), tmp_path / "m.onnx")
     with pytest.raises(EngineFailed, match="no output y"):

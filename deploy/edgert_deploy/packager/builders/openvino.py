@@ -81,6 +81,8 @@ def unread_nodes(report: str) -> str:
     A report without nodes is returned unchanged. The result omits nodes that OpenVINO cannot read only because an
     earlier unread node left the rank of their inputs unknown.
     """
+    if unknown := re.search(r"No conversion rule found for operations: (.+)", report):
+        return f"it does not know {unknown[1]}"
     found = re.findall(r"ONNX node '<Node\((\w+)\): (.*?)>'(.*?)(?:\n\s*\n|\Z)", report, re.DOTALL)
     reasons = [f"{op} {name!r}: {rest.strip().splitlines()[-1]}" for op, name, rest in found if rest.strip()]
     own = [reason for reason in reasons if "rank has to be known" not in reason]

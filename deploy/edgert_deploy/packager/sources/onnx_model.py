@@ -64,6 +64,7 @@ from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spec
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
 from edgert_deploy.packager.sources.onnx_graph.whole_lookups import reshape_whole_lookups
 from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
+from edgert_deploy.packager.sources.random_check import check_answers_repeat
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
 NODES_MAX = 200_000
@@ -134,6 +135,7 @@ def _examined(
     del proto, translated, latest
     progress(f"onnxruntime {sdk().__version__} loaded the model and ran it on one sample")
     session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
+    check_answers_repeat(structure, lambda: _run(session, _at_largest(inputs, buckets), 1, seed=1))
     shapes = [[_shape_of(value) for value in run] for run in (runs[0], runs[-1])]
     if moved := move_output_batches(structure, *shapes):
         remarks += moved

@@ -21,8 +21,9 @@ from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS, op
 
 # The largest depth of functions inside functions.
 ROUNDS_MAX = 20
-# Operators that ONNX Runtime folds. The inliner does not replace them, even if ONNX defines them as functions.
-FOLDED = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
+# Operators that ONNX Runtime folds. The inliner does not replace them, even if ONNX defines them as functions. ONNX
+# Runtime refuses the definition of AffineGrid.
+FOLDED = frozenset({"AffineGrid", "Constant", "ConstantOfShape", "Range", "Shape", "Size"})
 # Operators with quantized weights, as ONNX Runtime's tools for language models write them.
 OF_QUANTIZED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"})
 

@@ -85,6 +85,14 @@ def test_the_error_names_a_node_that_openvino_does_not_know_and_not_the_next_nod
     assert "conv" not in raised.value.message
 
 
+def test_the_error_names_an_operator_that_openvino_lacks(tmp_path: Path) -> None:
+    weights = {"w": models.random(1, 1, 2, 2), "offset": np.zeros((1, 8, 3, 3), np.float32)}
+    proto = models.model("float[1,1,4,4] x) => (float[1,1,3,3] y", "y = DeformConv(x, w, offset)", weights, opset=19)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    with pytest.raises(BuildFailed, match=r"m\.onnx: RuntimeError: it does not know DeformConv-19; export the model"):
+        build("openvino", source, CalibrationSet({"x": models.random(12, 1, 4, 4)}, None), "fp32", tmp_path)
+
+
 def test_the_error_about_a_branch_that_openvino_cannot_read_gives_the_reason(tmp_path: Path) -> None:
     helper, value = onnx.helper, onnx.helper.make_tensor_value_info
     branches = [

@@ -183,6 +183,19 @@ def test_a_model_with_a_layer_that_fixes_the_batch_gets_a_batch_of_one(tmp_path:
     assert "onnxruntime_src" not in source.remarks[0]  # the runtime's messages begin with a position in its own code
 
 
+@pytest.mark.parametrize("batch", ["N", "1"])
+def test_a_model_that_draws_random_numbers_is_refused(batch: str, tmp_path: Path) -> None:
+    body = "r = RandomUniformLike(x) y = Add(x, r)"
+    with pytest.raises(SourceInvalid, match=r"draws random numbers \(RandomUniformLike 'r'\).*model\.eval\(\)"):
+        load(models.model(f"float[{batch},4] x) => (float[{batch},4] y", body), tmp_path)
+
+
+def test_random_numbers_that_do_not_change_the_answer_are_accepted(tmp_path: Path) -> None:
+    body = "r = RandomNormalLike(x) n = Mul(r, zero) y = Add(x, n)"
+    proto = models.model("float[N,4] x) => (float[N,4] y", body, {"zero": np.zeros(1, np.float32)})
+    assert load(proto, tmp_path).outputs[0].shape == (-1, 4)
+
+
 def test_a_model_that_was_exported_in_training_mode_is_refused(tmp_path: Path) -> None:
     ones = {name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "variance")}
     body = "y, m, v = BatchNormalization <training_mode = 1> (x, scale, bias, mean, variance)"

@@ -11,7 +11,7 @@ pytest.importorskip("ai_edge_litert")
 
 from edgert.errors import OperatorUnsupported
 from edgert_deploy.packager.tflite_lowering import lower
-from tests.support.models.tflite_cases import IMAGE, Case, model_of, run_tflite
+from tests.support.models.tflite_cases import IMAGE, Case, ints, model_of, run_tflite
 
 
 def test_the_number_of_elements_is_computed_from_the_shape() -> None:
@@ -31,3 +31,12 @@ def test_the_error_names_an_operator_that_is_not_part_of_onnx() -> None:
         node.domain, node.op_type, node.name = "com.microsoft", "MatMulNBits", f"q{i}"
     with pytest.raises(OperatorUnsupported, match=r"MatMulNBits \(2 nodes, such as 'q0'\); .*give the float model"):
         lower(model)
+
+
+def test_the_error_names_an_operator_whose_definition_the_runtime_cannot_fold() -> None:
+    """As in a spatial transformer: ONNX Runtime computes AffineGrid, but not the nodes by which ONNX defines it."""
+    case = Case(
+        "warp", "[grid] g = AffineGrid(x, size) y = Relu(g)", {"x": (2, 3)}, {"size": ints(1, 1, 4, 4)}, opset=20
+    )
+    with pytest.raises(OperatorUnsupported, match=r"1 part of this model .*AffineGrid \(node 'grid'\)"):
+        lower(model_of(case))

@@ -19,6 +19,9 @@ OPSET_MAX = 21
 OPSET_OF_RESIZE_MODES = 11  # the first opset in which Resize has attributes for its modes
 # The last opset in which DFT's axis is an attribute. In later opsets, the axis is an input, which OpenVINO ignores.
 OPSET_OF_DFT = 19
+# OpenVINO ignores the attribute `axes` of these operators. In OPSET_OF_REDUCTIONS, the axes become an input.
+REDUCTIONS = frozenset({"ReduceL1", "ReduceLogSum", "ReduceLogSumExp"})
+OPSET_OF_REDUCTIONS = 18
 IR_MAX = 10  # the version of the file format (IR) that belongs to OPSET_MAX
 
 
@@ -28,6 +31,8 @@ def wanted_opsets(proto: Any) -> list[int]:
     wanted = [OPSET_RAISED_TO if opset < OPSET_MIN else min(opset, OPSET_MAX)]
     if opset > OPSET_OF_DFT and any(node.op_type == "DFT" for node in nodes_of(proto.graph)):
         wanted.insert(0, OPSET_OF_DFT)
+    if opset < OPSET_OF_REDUCTIONS and any(node.op_type in REDUCTIONS for node in nodes_of(proto.graph)):
+        wanted.insert(0, OPSET_OF_REDUCTIONS)
     return wanted
 
 
@@ -66,7 +71,7 @@ def rewrite_misread_dfts(proto: Any) -> bool:
     """Rewrite DFTs that OpenVINO misreads; return whether any changed.
 
     OpenVINO misreads negative axes, so the new axes count from the front. In OpenVINO, the result of a one-sided DFT
-    has one axis too many; a Reshape removes it.
+    has one axis too many, and the result of its inverse has one axis too few; a Reshape corrects both.
     """
     from onnx import shape_inference
 
@@ -93,12 +98,15 @@ def rewrite_misread_dfts(proto: Any) -> bool:
 
 
 def _reshaped(graph: Any, node: Any, rank: int) -> Any:
-    """Return a Reshape for the result of a DFT: the last axis gets length 2, the axes before it stay."""
+    """Return a Reshape for the result of a DFT: only the last axis changes.
+
+    It has length 2, or 1 for the real numbers of an inverse.
+    """
     import numpy as np
     from onnx import helper, numpy_helper
 
     name = str(node.output[0])
     node.output[0] = f"{name}/edgert_one_sided"
-    shape = np.array([*[0] * (rank - 1), 2], np.int64)
+    shape = np.array([*[0] * (rank - 1), 1 if attribute_of(node, "inverse") else 2], np.int64)
     graph.initializer.append(numpy_helper.from_array(shape, f"{name}/edgert_shape"))
     return helper.make_node("Reshape", [node.output[0], f"{name}/edgert_shape"], [name], f"{name}/edgert_reshape")

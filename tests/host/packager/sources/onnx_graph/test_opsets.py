@@ -60,6 +60,34 @@ def test_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: s
     np.testing.assert_allclose(answers[0], np.stack([want.real, want.imag], -1), atol=1e-4)
 
 
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_the_inverse_of_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: str) -> None:
+    """OpenVINO removes the last axis of the result, which torch.fft.irfft becomes."""
+    body = "y = DFT<axis=-2, inverse=1, onesided=1>(x)"
+    source = load_source(
+        models.write(models.model("float[N,5,4,2] x) => (float[N,5,6,1] y", body), tmp_path / "m.onnx")
+    )
+    samples = CalibrationSet({"x": models.random(12, 5, 4, 2)}, None)
+    answers = artifact_outputs(build(engine, source, samples, "fp32", tmp_path), source, samples)
+    x = samples.inputs["x"]
+    np.testing.assert_allclose(answers[0][..., 0], np.fft.irfft(x[..., 0] + 1j * x[..., 1], 6, axis=2), atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_reductions_keep_their_axes_in_openvino(tmp_path: Path, opset: int) -> None:
+    """OpenVINO ignores axes that are attributes, and reduces all axes."""
+    kinds = ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp")
+    nodes = " ".join(f"y{i} = {kind}<axes=[1], keepdims=0>(x)" for i, kind in enumerate(kinds))
+    outputs = ", ".join(f"float[N, 3] y{i}" for i in range(len(kinds)))
+    text = f'<ir_version: 7, opset_import: ["": {opset}]> g (float[N, 5, 3] x) => ({outputs}) {{ {nodes} }}'
+    source = load_source(models.write(onnx.parser.parse_model(text), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": np.abs(models.random(12, 5, 3)) + 1}, None)
+    x = samples.inputs["x"]
+    answers = artifact_outputs(build("openvino", source, samples, "fp32", tmp_path), source, samples)
+    for got, want in zip(answers, (x.sum(1), np.log(x.sum(1)), np.log(np.exp(x).sum(1))), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
 def resize(opset: int, mode: str, scale: float, path: Path) -> Path:
     """Write a model that resizes [N, 1, 6, 6], and then convolves it."""
     helper, value = onnx.helper, onnx.helper.make_tensor_value_info
