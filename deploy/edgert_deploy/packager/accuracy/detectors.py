@@ -76,7 +76,7 @@ def _one_output(name: str, array: Array) -> Detect | None:
         or rows.shape[1] * 4 > rows.shape[2]
         or within(rows[:, :4])
         or not within(rows[:, 4:])
-        or (not first and _are_suppressed(rows))  # a class of 0 or 1 looks like a score
+        or (not first and are_suppressed(rows))  # a class of 0 or 1 looks like a score
     ):
         return None
     objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
@@ -200,22 +200,21 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int]) -> Lay
     rows, behind = rows[:, : rows.shape[1] - extras], rows[:, rows.shape[1] - extras :]
     if extras and within(behind):
         return None
-    if axis == 2 and _are_suppressed(rows):
+    if axis == 2 and are_suppressed(rows):
         return Layout(name, "suppressed", False, extras, image)
     if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None:
         return Layout(name, rule.form, rule.objectness, extras, image)
     return None
 
 
-def _are_suppressed(rows: Array) -> bool:
-    """Return whether rows `[N, 6, K]` are suppressed boxes: two corners, a falling score and a class."""
+def are_suppressed(rows: Array) -> bool:
+    """Return whether rows `[N, 6, K]` are boxes after suppression: two corners, a score and a class."""
     if rows.shape[1] != 6 or not within(rows[:, 4]) or within(rows[:, :4]):
         return False
     if float((rows[:, 2:4] >= rows[:, :2]).mean()) < ORDERED_MIN:
         return False
     classes = rows[:, 5]
-    are_numbers = bool((classes >= 0).all()) and bool((classes == np.rint(classes)).all())
-    return are_numbers and bool((np.diff(rows[:, 4], axis=1) <= 0).all())
+    return bool((classes >= 0).all()) and bool((classes == np.rint(classes)).all())
 
 
 def _of_objects(layout: Layout, reference: Outputs, i: int, masks: tuple[str, int] | None) -> Judgement:

@@ -8,11 +8,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgert.bundle.rules import Classify, Ctc, Preprocess, height_and_width
+from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, height_and_width
 from edgert.bundle.signal_rules import Sound
-from edgert.errors import CalibrationInvalid, EngineFailed, SourceInvalid
+from edgert.errors import CalibrationInvalid, ConfigInvalid, EngineFailed, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
+from edgert_deploy.packager.accuracy.detectors import are_suppressed
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
@@ -20,6 +21,7 @@ from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.processes.children import cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed
 from edgert_deploy.packager.request import BuildRequest
+from edgert_deploy.packager.samples.processing import SUPPRESSED
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.signal_samples import features_of
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_engine
@@ -75,6 +77,7 @@ def evaluate_source(request: BuildRequest) -> Evaluation:
     answers = _answers(source, holdout)
     _check_are_numbers(source, answers)
     _check_rows_are_independent(source, holdout, answers)
+    _check_boxes(request.detect, source, answers)
     after = request.classify or request.detect
     reference = Reference(
         source.app_outputs,
@@ -189,6 +192,18 @@ def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
                 f"the model answers {what} in output {spec.name!r} to hold-out sample {bad[0]} ({len(bad)} of {len(array)} "
                 "samples): remove these samples if the model need not answer them, or correct the model"
             )
+
+
+def _check_boxes(rule: Detect | None, source: SourceModel, answers: Outputs) -> None:
+    """Raise ConfigInvalid if the rule reads boxes after suppression as boxes and scores of anchors."""
+    if rule is None or rule.scores or rule.form != "anchors_first":
+        return
+    boxes = next(array for spec, array in zip(source.outputs, answers, strict=True) if spec.name == rule.boxes)
+    if are_suppressed(boxes.transpose(0, 2, 1)):
+        raise ConfigInvalid(
+            f"output {rule.boxes!r} {list(boxes.shape[1:])} holds boxes after suppression, as of YOLOv10 and YOLO26: two "
+            f"corners, a score and a class. {SUPPRESSED}"
+        )
 
 
 def _batch_name(source: SourceModel) -> str:

@@ -33,9 +33,6 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 16 * 1024**2
 STATE_KEYS = ("state", "state_id")  # read by streams.py
-# An output [N, K, 6] with at most this number of boxes holds boxes after suppression. Before suppression, YOLO has 567
-# boxes even for an image of 96 x 96.
-SUPPRESSED_BOXES_MAX = 300
 OutputRule = Classify | Detect | Ctc | Embed
 INPUT_TABLES: dict[str, type[Sound] | type[Series] | type[Text]] = {"sound": Sound, "series": Series, "text": Text}
 OUTPUT_TABLES = ("classify", "detect", "ctc", "embed")
@@ -46,6 +43,11 @@ MASKS_MIN = 16  # an output with fewer maps is a segmentation of its own; YOLO h
 ONLY_BOXES = (
     "EdgeRT reads boxes without masks, key points and angles: if each box of your model has such values, omit "
     "--postprocess, and let your app read the outputs"
+)
+SUPPRESSED_VALUES = 6  # the values of a box after suppression, as of YOLOv10 and YOLO26: two corners, a score, a class
+SUPPRESSED = (
+    "EdgeRT reads boxes before suppression: export the model without it (Ultralytics: end2end=False), or omit --postprocess, "
+    "and let your app read the output"
 )
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_MARGIN = 256 / 224  # the shorter side of the image before the crop, divided by the side of the crop
@@ -218,9 +220,11 @@ def _yolo(source: SourceModel, labels: tuple[str, ...]) -> Detect:
                 # The output of YOLOv8 and later models has the axis of boxes last, and no objectness.
                 return Detect(spec.name, form=form, objectness=form == "anchors_first" and values > 5)
     shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in source.outputs)
+    six = any(len(spec.shape) == 3 and spec.shape[2] == SUPPRESSED_VALUES for spec in source.outputs)
     raise ConfigInvalid(
         f"--postprocess yolo: no output has the form [N, 4 + C, A] or [N, A, 5 + C] (the outputs are {shapes}"
         f"{f', and --labels gives {len(labels)}' if labels else ''}): give a file with a table [detect]. {ONLY_BOXES}"
+        f"{f'. If the 6 values are a box after suppression, as of YOLO26: {SUPPRESSED}' if six else ''}"
     )
 
 
@@ -318,13 +322,7 @@ def _checked_detect(name: str, detect: Detect, source: SourceModel) -> Detect:
         check_detect(detect, source.outputs)
     scored = detect.scores or detect.boxes
     shape = next(spec.shape for spec in source.outputs if spec.name == scored)
-    values, boxes = shape[1:3] if detect.form == "channels_first" else (shape[2], shape[1])
-    if not detect.scores and detect.form == "anchors_first" and values == 6 and 0 < boxes <= SUPPRESSED_BOXES_MAX:
-        raise ConfigInvalid(
-            f"{name}: output {scored!r} {list(shape)} has the form of a model that suppresses boxes itself, such as YOLOv10 "
-            "and YOLO26: two corners, a score and the number of a class. EdgeRT reads boxes before suppression: export the "
-            "model without it (Ultralytics: end2end=False), or omit --postprocess, and let your app read the output"
-        )
+    values = shape[1] if detect.form == "channels_first" else shape[2]
     classes = values if detect.scores else values - 4 - detect.objectness
     if values == -1 or classes == len(detect.labels):
         return detect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.signing import SigningKey
-from edgert.errors import CalibrationInvalid, SourceInvalid
+from edgert.errors import CalibrationInvalid, ConfigInvalid, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
 from edgert_deploy.packager.request import BuildRequest
@@ -154,6 +155,23 @@ def test_the_size_of_an_image_is_known_without_preprocessing(tmp_path: Path) -> 
     samples = CalibrationSet({"x": models.random(16, 8, 16, 3)}, None)
     request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True, detect=Detect("y"))
     assert evaluate_source(request).reference.image_size == (8, 16)
+
+
+def test_boxes_that_the_model_suppresses_itself_are_not_taken_for_scores(tmp_path: Path) -> None:
+    """Example: YOLO26. Earlier code refused every output [N, K, 6] with K up to 300, such as 252 boxes of YOLOv5."""
+    proto = models.model("float[N,3,8,12] x) => (float[N,48,6] y", "y = Reshape(x, s)", {"s": np.array([-1, 48, 6])})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    anchors = np.abs(models.random(16, 48, 6)) / 5
+    anchors[..., :4] *= 300
+    suppressed = anchors.copy()
+    suppressed[..., 2:4] += suppressed[..., :2]
+    suppressed[..., 5] = 1
+    rule = Detect("y", form="anchors_first", objectness=True)
+    for boxes, refused in ((anchors, False), (suppressed, True)):
+        samples = CalibrationSet({"x": boxes.reshape(16, 3, 8, 12)}, None)
+        request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True, detect=rule)
+        with pytest.raises(ConfigInvalid, match="end2end=False") if refused else contextlib.nullcontext():
+            evaluate_source(request)
 
 
 def test_every_bucket_needs_samples_and_gets_a_golden_sample(tmp_path: Path) -> None:
