@@ -22,13 +22,18 @@ HEADING = ("DEVICE", "WHAT", "ENGINE", "P50 MS", "P95 MS", "P99 MS", "PER S", "T
 
 
 @click.command()
-@click.argument("model_or_bundle", type=ModelOrBundle())
+@click.argument("model_or_bundle", type=ModelOrBundle(), metavar="MODEL|BUNDLE")
 @selector_argument()
 @click.option(
     "--for", "for_s", type=Duration(0.1, 600), default="10s", show_default=True, help="Time to measure each device."
 )
 @click.option(
-    "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Number of clients for the throughput."
+    "--clients",
+    type=click.IntRange(1, 64),
+    metavar="COUNT",
+    default=4,
+    show_default=True,
+    help="Number of clients for the throughput.",
 )
 @inventory_option
 @json_option

@@ -38,6 +38,7 @@ ASK_S_MAX = 300.0
 @click.option(
     "--socket",
     type=click.Path(path_type=Path),
+    metavar="FILE",
     help="The daemon's socket [default: $EDGERT_SOCKET, else this machine's].",
 )
 @click.option("--out", type=FILE, help="Write the complete outputs as .npz; --json then omits the values.")

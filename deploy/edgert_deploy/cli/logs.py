@@ -19,7 +19,13 @@ from edgert_deploy.devices.transports import open_transport
 @device_argument()
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until Ctrl-C.")
 @click.option(
-    "-n", "--lines", type=click.IntRange(1, LINES_MAX), default=200, show_default=True, help="At most N lines."
+    "-n",
+    "--lines",
+    metavar="N",
+    type=click.IntRange(1, LINES_MAX),
+    default=200,
+    show_default=True,
+    help="At most N lines.",
 )
 @click.option(
     "--since",

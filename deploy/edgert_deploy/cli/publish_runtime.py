@@ -66,6 +66,8 @@ def publish_runtime(
 ) -> None:
     """Put the runtime that this host would bootstrap into a registry as RELEASE, for each --profile.
 
+    Give at least one --profile.
+
     With --channel, the command offers the release to the devices of these profiles that follow the channel. A device
     fetches the wheels that it lacks, makes the new runtime beside the old runtime, and tests the new runtime. If a
     model does not answer correctly within --watch, the device rolls back by itself. The commands promote, channel halt
@@ -79,7 +81,7 @@ def publish_runtime(
     """
     check_offered(channel)
     if not chosen.profiles:
-        raise ConfigInvalid("the profiles of the devices are missing: give --profile")
+        raise click.UsageError("Missing option '--profile': give each profile of the devices")
     trial = {"watch_s": TRIAL_S} | chosen.trial(RUNTIME)
     for python in pythons:
         if not re.fullmatch(r"3\.[0-9]{1,2}", python):

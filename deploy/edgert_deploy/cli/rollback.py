@@ -22,9 +22,7 @@ from edgert_deploy.devices.transports import Transport
 @click.command()
 @click.argument("model", type=ModelName())
 @selector_argument()
-@click.option(
-    "--force", is_flag=True, help="Also roll back during a deployment, or a release that a rollback made live."
-)
+@click.option("--force", is_flag=True, help="Roll back even during a deployment, or directly after another rollback.")
 @inventory_option
 @json_option
 def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_json: bool) -> None:

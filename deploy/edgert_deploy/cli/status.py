@@ -47,7 +47,7 @@ class _DeviceReport:
 
 @click.command()
 @selector_argument(ALL)
-@click.option("--check", is_flag=True, help=f"Exit with {EXIT_DRIFT} if a device drifts.")
+@click.option("--check", is_flag=True, help=f"Exit with code {EXIT_DRIFT} if a device drifts.")
 @inventory_option
 @json_option
 def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> None:

@@ -98,12 +98,13 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
         instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
         answer = daemon.call("claim", model, "--by", user_and_host(), "--for", duration_text(lasts_s), *instead)
         token = str(answer["token"])
-        _write(note, token)
         try:
+            _write(note, token)
             check_not_set_up(daemon.device, daemon.transport)
             facts = DeviceStatus.from_json(answer["status"])
             others = tuple(claim for claim in facts.claims if claim.model != model)
-            yield HeldClaim(daemon, token, replace(facts, claims=others), answer.get("here"))
+            facts = replace(facts, device=daemon.device.name, claims=others)  # a renamed device has its old name
+            yield HeldClaim(daemon, token, facts, answer.get("here"))
         finally:
             with contextlib.suppress(EdgeRTError):
                 # If the link is lost, the claim expires on the device, and its token stays recorded on this host.
@@ -130,8 +131,8 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
         if _script(device, transport, words).stdout.strip() == _NOT_SET_UP:
             yield transport
             return
-        _write(note, token)
         try:
+            _write(note, token)
             yield _Claimed(device, transport, token, begun + lasts_s)
         finally:
             with contextlib.suppress(EdgeRTError):
@@ -220,7 +221,7 @@ def _noted(device: Device, what: str, other: str) -> Iterator[int]:
 
     If another process has locked the record, raise DeployUnderWay with a message that names `other`.
     """
-    folder = cache_folder() / "claims"
+    folder = _folder()
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,9 +229,7 @@ def _noted(device: Device, what: str, other: str) -> Iterator[int]:
     except BlockingIOError as error:
         raise DeployUnderWay(f"{other} is in progress on {device.name} from this host; wait until it ends") from error
     except OSError as error:
-        raise ConfigInvalid(
-            f"cannot write {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
-        ) from error
+        raise ConfigInvalid(_unwritable(error)) from error
     with note:
         yield note.fileno()
 
@@ -240,8 +239,19 @@ def _read(note: int) -> str:
 
 
 def _write(note: int, token: str) -> None:
-    os.ftruncate(note, 0)
-    os.pwrite(note, token.encode(), 0)
+    try:
+        os.ftruncate(note, 0)
+        os.pwrite(note, token.encode(), 0)
+    except OSError as error:
+        raise StorageFailed(_unwritable(error)) from error
+
+
+def _unwritable(error: OSError) -> str:
+    return f"cannot write {_folder()} on this host: {error.strerror}. Free some space, or set XDG_CACHE_HOME to a folder of yours"
+
+
+def _folder() -> Path:
+    return cache_folder() / "claims"
 
 
 def user_and_host() -> str:

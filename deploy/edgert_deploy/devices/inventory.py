@@ -190,12 +190,15 @@ class Inventory:
             self._check_new(device, _devices(document, self.path))
             tables = document.setdefault("devices", tomlkit.table(is_super_table=True))
             tables[device.name] = _change_table(tomlkit.table(), None, device)
+            self._write(document, tomlkit.dumps(document))
 
     def remove(self, name: str) -> Device:
         """Remove a device and return it. Raises ConfigInvalid for an unknown name."""
         with self._changing() as document:
             (removed,) = select(_devices(document, self.path), name, self.path, groups=False)
+            before = tomlkit.dumps(document)
             del document["devices"][name]
+            self._write(document, _without_table(before, name), tomlkit.dumps(document))
             return removed
 
     def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
@@ -216,6 +219,7 @@ class Inventory:
                     changed.append(after)
             new = {device.name: device for device in changed}
             _check_groups([new.get(device.name, device) for device in present], self.path)
+            self._write(document, tomlkit.dumps(document))
         return changed
 
     def _check_new(self, device: Device, present: list[Device]) -> None:
@@ -249,7 +253,7 @@ class Inventory:
 
     @contextmanager
     def _changing(self) -> Iterator[tomlkit.TOMLDocument]:
-        """Lock and read the file, let the caller change the document, then replace the file."""
+        """Lock and read the file. The caller changes the document and writes it."""
         try:
             target = self.path.resolve()  # a link to the file and the file itself have the same lock
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -257,9 +261,21 @@ class Inventory:
         except OSError as error:
             raise ConfigInvalid(f"cannot write inventory {self.path}: {file_error(error)}") from error
         with lock:
-            document = self._read()
-            yield document
-            _replace_file(self.path, tomlkit.dumps(document).encode())
+            yield self._read()
+
+    def _write(self, document: tomlkit.TOMLDocument, *texts: str) -> None:
+        """Replace the file by the first of `texts` that has the content of `document`.
+
+        Raises ConfigInvalid if no text has it: tomlkit writes some mixtures of tables and dotted keys wrongly.
+        """
+        devices = document.unwrap().get("devices") or {}
+        text = next((text for text in texts if _tables_in(text) == devices), None)
+        if text is None:
+            raise ConfigInvalid(
+                f"{self.path} has a form that edgert cannot change, and stays as it is: write every device as a table "
+                "[devices.NAME], then try again"
+            )
+        _replace_file(self.path, text.encode())
 
 
 def find_inventory(given: Path | None = None) -> Inventory:
@@ -363,6 +379,35 @@ def _check_device(device: Device, where: str) -> None:
             fingerprint(device.host_key)
         if device.jump:
             fingerprint(device.jump_host_key)
+
+
+def _tables_in(text: str) -> Any:
+    """Return the tables of devices in a text; None if the text is not TOML."""
+    try:
+        return parse_toml(text, "").get("devices") or {}
+    except ConfigInvalid:
+        return None
+
+
+def _without_table(text: str, name: str) -> str:
+    """Return the text without the table of a device, and without the comment directly above the table.
+
+    tomlkit would keep this comment and remove the comment of the next device.
+    """
+    lines = text.splitlines(keepends=True)
+    headings = [i for i, line in enumerate(lines) if line.lstrip().startswith("[")]
+    heading = re.compile(rf"\s*\[\s*devices\s*\.\s*(['\"]?){re.escape(name)}\1\s*\]")
+    begin = next((i for i in headings if heading.match(lines[i])), len(lines))
+    end = next((i for i in headings if i > begin), len(lines))
+    while end > begin and lines[end - 1].lstrip()[:1] in ("", "#"):
+        end -= 1
+    above = begin
+    while above > 0 and lines[above - 1].lstrip().startswith("#"):
+        above -= 1
+    begin = above or begin  # a comment from the first line on is about the whole file
+    if lines[begin - 1 : begin] and not lines[begin - 1].strip() and lines[end : end + 1] and not lines[end].strip():
+        end += 1  # one of the two empty lines goes, too
+    return "".join(lines[:begin] + lines[end:])
 
 
 def _change_table(table: Table, before: Device | None, after: Device) -> Table:

@@ -205,7 +205,7 @@ def _clock_agrees(report: _Report, now: int | None, before: float, after: float)
         report.warn("clock", "the device does not report the time", f"edgert ssh {report.device.name} -- date")
         return
     skew = clock_skew_s(now, before, after)
-    next_step = report.root_command("timedatectl set-ntp true")
+    next_step = f"{report.root_command('timedatectl set-ntp true')}, on the machine whose clock is wrong"
     off = abs(skew) > SKEW_S_WARN
     text = f"{abs(skew):.0f} s {'behind' if skew < 0 else 'ahead of'} this host" if off else "same time as this host"
     report.graded("clock", text, next_step, fails=abs(skew) > SKEW_S_FAIL, warns=off)

@@ -119,7 +119,7 @@ class _Deployment:
     def run(self) -> Outcome:
         if self.request.stop.asked:
             raise Interrupted("interrupted before anything was done")
-        facts = self._facts()
+        facts = replace(self._facts(), device=self.device.name)  # a renamed device has its old name
         plan = make_plan(facts, self.request.offer, self.request.limits)
         transfer = Transfer(self.request, self.daemon, self.progress)
         if self.request.dry_run:

@@ -79,17 +79,17 @@ def test_a_runtime_is_published_once_and_can_be_offered_and_promoted_and_halted(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "code", "says"),
     [
-        (["--python", "3.11"], "give --profile"),
-        (["--python", "three", "--profile", "raspberry-pi-4"], "give two numbers, such as 3.11"),
+        (["--python", "3.11"], 2, "Missing option '--profile'"),
+        (["--python", "three", "--profile", "raspberry-pi-4"], 4, "give two numbers, such as 3.11"),
     ],
 )
 def test_options_that_make_no_runtime_are_refused_before_a_request(
-    capfd: pytest.CaptureFixture[str], words: list[str], says: str
+    capfd: pytest.CaptureFixture[str], words: list[str], code: int, says: str
 ) -> None:
-    code, said = Edgert(capfd)("publish-runtime", 1, *words)
-    assert (code, says in said["error"]["message"]) == (4, True), said
+    ended, said = Edgert(capfd)("publish-runtime", 1, *words)
+    assert (ended, says in said["error"]["message"]) == (code, True), said
 
 
 def _envelope(manifest: str) -> Blob:

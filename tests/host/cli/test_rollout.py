@@ -34,6 +34,7 @@ def test_a_rollout_that_a_missing_device_stopped_can_be_shown_and_resumed_and_ab
     edgert("device", "remove", "gone")
     code, resumed = edgert("rollout", "resume")
     assert (code, [d["result"] for d in resumed["devices"]], resumed["rollout"]["state"]) == (0, ["live"], "done")
+    assert "no longer has gone" in edgert.stderr
     assert live(edgert) == (1, "steady")
     assert edgert("rollout", "abort", name)[1]["rollout"]["state"] == "done", "nothing is left to give up"
     assert edgert("rollout", "resume", "nobody")[0] == 4

@@ -77,6 +77,28 @@ def test_comments_and_order_stay_after_a_change(inventory: Inventory) -> None:
     assert inventory.device("new") == a_device(groups=("canary",), site="plant-1")
 
 
+def test_the_comment_of_a_removed_device_goes_and_the_comments_of_others_stay(inventory: Inventory) -> None:
+    inventory.path.write_text("# fleet\n\n# the kitchen\n" + WRITTEN.strip() + "\n\n# the end\n")
+    inventory.add(a_device())
+    inventory.path.write_text(inventory.path.read_text().replace("[devices.here]", "# the host\n[devices.here]"))
+    inventory.remove("kitchen")
+    text = inventory.path.read_text()
+    assert text.startswith("# fleet\n\n# the host\n[devices.here]\n")
+    assert "# the end" in text
+    inventory.path.write_text("# fleet\n" + WRITTEN)
+    inventory.remove("kitchen")
+    assert inventory.path.read_text().startswith("# fleet\n# The plant's devices.")
+
+
+def test_a_file_that_a_change_would_break_stays_as_it_is(inventory: Inventory) -> None:
+    local = 'transport = "local", profile = "this-machine"'
+    text = "".join(f'devices.{n} = {{{local}, address = "/{n}", state = "/{n}"}}\n# {n}\n' for n in "ab")
+    inventory.path.write_text(text)
+    with pytest.raises(ConfigInvalid, match="cannot change"):
+        inventory.add(a_device())
+    assert inventory.path.read_text() == text
+
+
 def test_the_first_device_creates_the_file_and_its_folder(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path / "deep" / "inventory.toml")
     inventory.add(a_device())

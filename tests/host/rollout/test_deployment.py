@@ -6,6 +6,7 @@ The device is simulated at the transport seam, with the transition table of real
 from __future__ import annotations
 
 import errno
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from edgert.errors import (
     StorageFailed,
     exit_code_of,
 )
-from edgert.versions.slots import BY_COMMAND, SlotState
+from edgert.versions.slots import BY_COMMAND, Slots, SlotState, Version
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.transports import PLAIN, PutOptions, Transport
@@ -109,6 +110,14 @@ def test_a_release_that_fails_on_an_older_runtime_is_rolled_back_without_a_reaso
     outcome = roll_out(bundle, device)
     assert outcome.error is not None
     assert (outcome.error.code, outcome.serving, device.reason) == ("deploy.rolled_back", 1, "")
+
+
+def test_an_error_names_a_renamed_device_as_the_inventory_does(bundle: Path, key: SigningKey) -> None:
+    device = SimulatedDevice(key, Slots(SlotState.STEADY, "a", a=Version(5, "five", good=True), ratchet=5))
+    device.name = "its-old-name"
+    error = roll_out(bundle, device).error
+    assert error is not None
+    assert "which was live on board" in error.message
 
 
 def test_a_first_release_that_fails_leaves_no_live_version(bundle: Path, key: SigningKey) -> None:
@@ -259,6 +268,20 @@ def test_every_deployment_releases_its_claim(bundle: Path, key: SigningKey) -> N
         device = SimulatedDevice(key, RELEASE_1, **faults)
         roll_out(bundle, device)
         assert device.claims == {}
+
+
+def test_a_deployment_from_a_host_with_a_full_disk_releases_its_claim(
+    bundle: Path, key: SigningKey, tmp_path: Path
+) -> None:
+    device = SimulatedDevice(key, RELEASE_1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        error = roll_out(bundle, device).error
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error is not None
+    assert (error.code, str(tmp_path / "cache") in error.message, device.claims) == ("device.storage_failed", True, {})
 
 
 # --- Ctrl-C ---------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class SimulatedDevice:
         self.done: list[str] = []
         self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
         self.reason = ""  # of a rollback
+        self.name = "board"
         self.older = False  # whether its edgertd does not know --reason
         self.claims: dict[str, str] = {}
         self.hidden: set[str] = set()  # models that were removed there
@@ -115,7 +116,7 @@ class SimulatedDevice:
         return {
             "edgert": "0.1.0",
             "machine": "aarch64",
-            "device": "board",
+            "device": self.name,
             "profile": "this-machine",
             "daemon": {"running": True, "pid": 1},
             "disk_free_bytes": 10**10,

@@ -112,6 +112,7 @@ build_options = gathered(
         click.option(
             "--max-drop",
             type=Number(0),
+            metavar="NUMBER",
             default=0.01,
             show_default=True,
             help="An artifact passes if it loses at most this much against FP32, in the metric's unit.",
@@ -119,6 +120,7 @@ build_options = gathered(
         click.option(
             "--max-class-drop",
             type=Number(0),
+            metavar="NUMBER",
             help="An artifact passes if no class or slice loses more than this.",
         ),
     ),
@@ -212,6 +214,7 @@ build_options = gathered(
         click.option(
             "--release",
             type=click.IntRange(1, 2**53 - 1),
+            metavar="NUMBER",
             default=1,
             show_default=True,
             help="The release number; each new release of a model needs a higher one.",
@@ -245,6 +248,7 @@ build_options = gathered(
         click.option(
             "--jobs",
             type=click.IntRange(0, 64),
+            metavar="COUNT",
             default=0,
             help="Artifacts to build at a time [default: as many as cores and memory allow].",
         ),

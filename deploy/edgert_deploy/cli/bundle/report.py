@@ -18,7 +18,9 @@ from edgert_deploy.packager.report.page import page
 
 @click.command()
 @click.argument("bundle", type=BundlePath())
-@click.option("--html", type=click.Path(path_type=Path), help="The page to write [default: BUNDLE with .html].")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="The page to write [default: BUNDLE with .html]."
+)
 @json_option
 def report(bundle: Path, html: Path | None, as_json: bool) -> None:
     """Write a page on BUNDLE: accuracy by class, size, latency, ranges, harmful layers, golden answers.

@@ -16,13 +16,13 @@ from edgert_deploy.cli.shared.channel_options import (
     signing_options,
     statement_table,
 )
-from edgert_deploy.cli.shared.types import ChannelName
+from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_model
 
 
 @click.command()
 @click.argument("name", type=ChannelName())
-@click.argument("model", required=False, default="")
+@click.argument("model", required=False, default="", type=ModelName())
 @reach_options
 @signing_options
 @json_option
@@ -41,7 +41,7 @@ def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -
 
 @click.command()
 @click.argument("name", type=ChannelName())
-@click.argument("model", required=False, default="")
+@click.argument("model", required=False, default="", type=ModelName())
 @click.option("--retry", is_flag=True, help="Let devices that rolled the release back or refused it try it once more.")
 @reach_options
 @signing_options
@@ -87,7 +87,7 @@ def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, a
 
 @click.command()
 @click.argument("name", type=ChannelName())
-@click.argument("model")
+@click.argument("model", type=ModelName())
 @reach_options
 @signing_options
 @json_option

@@ -78,7 +78,8 @@ trial_options = gathered(
             "--watch",
             "watch_s",
             type=Duration(),
-            help="Time for which the device watches the limits: 90s, 10m, 2h [default: 60s if there are limits].",
+            help="Time for which the device watches the limits: 90s, 10m, 2h [default: the project's; else 60s if "
+            "there are limits].",
         ),
         click.option(
             "--unattended/--attended",
@@ -111,10 +112,13 @@ wave_options = gathered(
             help="Stop when more devices failed than this number (3), or than this share (5%) of the started waves "
             "[default: 0 with --canary or --wave, else never].",
         ),
-        click.option("--pause", "pause_s", type=Duration(), default="0s", help="Wait between two waves."),
+        click.option(
+            "--pause", "pause_s", type=Duration(), default="0s", show_default=True, help="Wait between two waves."
+        ),
         click.option(
             "--parallel",
             type=click.IntRange(1, PARALLEL_MAX),
+            metavar="COUNT",
             help="Devices at a time [default: as many as this host's cores and its limit of open files allow].",
         ),
     ),

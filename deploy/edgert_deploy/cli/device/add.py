@@ -73,12 +73,12 @@ from edgert_deploy.devices.transports import open_transport
         ),
         click.option(
             "--home",
-            metavar="DIRECTORY",
+            metavar="DIR",
             help="The folder on the device where bootstrap installs [default: /opt/edgert, or ~/.local/share/edgert].",
         ),
         click.option(
             "--state",
-            metavar="DIRECTORY",
+            metavar="DIR",
             help="The device's state folder [default: /var/lib/edgert, or ~/.local/state/edgert].",
         ),
     )

@@ -41,17 +41,20 @@ Examples:
   edgert fleet query --window 7d --step 1h --by model,version --buckets --csv > week.csv
 
 \b
---by accepts any of {", ".join(DIMENSIONS)}. Percentiles cover all requests of a group (error at most 1.09 %); they are
-never means of percentiles. A window belongs to the minute in which the window ended. A beginning or an end that is more
-than two days ago moves to a whole hour. Errors, shed and cache hits show how much the counters grew. `missing` counts
-sent reports that never arrived; stderr names the devices of these reports, and warns if the store's newest report is old.
+--by accepts any of {", ".join(DIMENSIONS)}.
+
+\b
+Percentiles cover all requests of a group (error at most 1.09 %); they are never means of percentiles. A window belongs
+to the minute in which the window ended. A beginning or an end that is more than two days ago moves to a whole hour.
+Errors, shed and cache hits show how much the counters grew. `missing` counts sent reports that never arrived; stderr
+names the devices of these reports, and warns if the store's newest report is old.
 
 \b
 --stages shows the time of each stage: a line for each stage of a group, with its requests, its share of the time, and
 its percentiles. queue and engine count the requests that an engine answered; engine is the run of the whole batch.
 
 \b
-Exit codes: 0 done (even if there are no reports), 4 an option cannot be used, 6 the store cannot be reached.
+Exit codes: 0 done (even if there are no reports), 2 usage error, 4 an option cannot be used, 6 the store cannot be reached.
 """
 
 
@@ -106,7 +109,7 @@ def query(
     now_ms = wall_ms()
     until_ms = now_ms - int(until_s * 1000)
     if as_csv and as_json:
-        raise ConfigInvalid("--csv and --json exclude each other: choose one")
+        raise click.UsageError("--csv and --json exclude each other: choose one")
     if step_s is not None and step_s % 60:
         raise ConfigInvalid(f"--step {duration_text(step_s)} is not a number of whole minutes: give 1m, 15m or 1h")
     question = Question(

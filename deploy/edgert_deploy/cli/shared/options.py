@@ -40,6 +40,7 @@ profiles_option = click.option(
     "--profiles",
     "profiles_dir",
     type=click.Path(path_type=Path),
+    metavar="DIR",
     is_eager=True,  # click reads it first: a shell completes --profile from this folder
     help="Folder with device profiles of your own, besides ./profiles and the profiles that ship with edgert.",
 )

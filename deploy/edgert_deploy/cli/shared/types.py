@@ -54,6 +54,7 @@ class FolderPath(click.Path):
 
     def __init__(self) -> None:
         super().__init__(file_okay=False)
+        self.name = "dir"  # for --help
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         if not str(value):
@@ -193,6 +194,7 @@ class BundlePath(click.Path):
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
+        self.name = "file"  # for --help
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         return find_bundle(Path(os.fsdecode(super().convert(value, param, ctx))))

@@ -153,7 +153,6 @@ def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--csv", "--json"), "choose one"),
         (("--by", "weather"), "known: site, device"),
         (("--percentiles", "101"), "between 0 and 100"),
         (("--percentiles", "1e-999999999"), "such as 50,95,99.9"),
@@ -166,3 +165,7 @@ def test_invalid_words_are_explained(tmp_path: Path, words: tuple[str, ...], sai
     error = cli(f"{tmp_path}/fleet.db", *words).exception
     assert isinstance(error, ConfigInvalid)
     assert said in error.message
+
+
+def test_two_forms_of_output_are_a_usage_error(tmp_path: Path) -> None:
+    assert cli(f"{tmp_path}/fleet.db", "--csv", "--json").exit_code == 2
