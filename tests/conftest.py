@@ -25,6 +25,7 @@ from tests.support.servers.browser import Browser, chromium_path
 from tests.support.servers.databases import new_database, postgres, postgres_folder
 from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
 from tests.support.shell import Shell, ShellHere
+from tests.support.stand_ins.forked_edgertd import ForkedEdgertd, shared
 
 # Started first, so that no long file is left when the others are done. Files that mostly wait, as with
 # containers, stand between files that compute: several of them at once leave the processor idle.
@@ -153,16 +154,20 @@ def probes_are_forks(forked_probe: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(probe, "run_in_child", forked_probe.ask)
 
 
-@pytest.fixture(scope="session")
-def forked_edgertd() -> Iterator[Any]:
-    from tests.support.stand_ins.forked_edgertd import ForkedEdgertd
+@pytest.fixture(scope="session", autouse=True)
+def forks_end_with_the_tests() -> Iterator[None]:
+    yield
+    if shared.cache_info().currsize:
+        shared().close()
 
-    with ForkedEdgertd() as forked:
-        yield forked
+
+@pytest.fixture(scope="session")
+def forked_edgertd() -> ForkedEdgertd:
+    return shared()
 
 
 @pytest.fixture
-def edgertd_is_forked(forked_edgertd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def edgertd_is_forked(forked_edgertd: ForkedEdgertd, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each `edgertd` of a local device as a fork. A new process would import for a tenth of a second."""
     from edgert_deploy.devices.transports.local import LocalTransport
 

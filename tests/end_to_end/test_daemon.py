@@ -38,15 +38,15 @@ from edgert.protocol import wire
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import BY_COMMAND
 from tests.support.clients import HELLO, ITEM, PAUSE_S, halted, load, raw, read_frame, request
-from tests.support.devices import WAIT_S_MAX, Device, a_device, events, wait_until
+from tests.support.devices import WAIT_S_MAX, Device, a_device, events, runs, wait_until
 
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Device]:
     """A device with two models, shared by tests that do not change it."""
-    with a_device() as device:
+    with a_device(programs=True) as device:
         device.deploy()
-        device.deploy(model="sum", op="sum")
+        device.put(model="sum", op="sum")
         yield device
 
 
@@ -171,7 +171,7 @@ def test_a_silent_client_does_not_delay_other_clients(serving: Device) -> None:
 
 
 def test_hot_swaps_under_load_lose_no_request() -> None:
-    with a_device() as device:
+    with a_device(programs=True) as device:
         device.put()
         with load(device) as (releases, errors):
             for release in range(2, 5):
@@ -203,7 +203,7 @@ def test_a_killed_worker_fails_its_own_requests_only_and_restarts() -> None:
 
 
 def test_a_version_that_keeps_crashing_is_rolled_back() -> None:
-    with a_device() as device:
+    with a_device(programs=True) as device:
         device.put()
         device.put(release=2)
         for _ in range(3):
@@ -260,7 +260,7 @@ def test_rolling_back_makes_the_version_before_live() -> None:
 
 
 def test_a_stop_answers_or_refuses_every_request() -> None:
-    with a_device() as device:
+    with a_device(programs=True) as device:
         device.put(delay_s=0.01)
         with load(device) as (releases, errors):
             device.stop()
@@ -271,7 +271,7 @@ def test_a_stop_answers_or_refuses_every_request() -> None:
 
 
 def test_a_daemon_that_was_killed_serves_the_same_versions_after_a_restart() -> None:
-    with a_device() as device:
+    with a_device(programs=True) as device:
         device.put()
         device.put(model="other")
         with device.client() as client:
@@ -293,16 +293,8 @@ def test_a_daemon_that_was_killed_serves_the_same_versions_after_a_restart() -> 
             wait_until(lambda: not runs(worker) and not runs(server), "the processes of the killed daemon have ended")
 
 
-def runs(pid: int) -> bool:
-    """Return whether a process runs. After its end it has no command line, even if nobody has reaped it."""
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False
-
-
 def test_two_daemons_never_share_a_state_folder() -> None:
-    with a_device() as device:
+    with a_device(programs=True) as device:
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(device.state.root), "serve"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
         assert done.returncode == 7
@@ -354,7 +346,7 @@ def test_connections_beyond_the_limit_are_told_to_retry() -> None:
 
 
 def test_a_client_with_kept_connections_reconnects_to_a_restarted_daemon() -> None:
-    with a_device() as device:
+    with a_device(programs=True) as device:
         device.put()
         with device.client() as client:
             client.infer("echo", ITEM)
@@ -390,7 +382,7 @@ def test_a_daemon_ends_when_its_state_folder_is_removed() -> None:
         "from edgert.daemon.supervisor import Supervisor;"
         "Supervisor(StateDir(Path(sys.argv[1])), lambda: 100 * time.monotonic()).run()"
     )
-    with a_device(started=False) as device:
+    with a_device(started=False, programs=True) as device:
         daemon = subprocess.Popen([sys.executable, "-c", program, os.fspath(device.state.root)])
         wait_until(lambda: device.daemon_pid() == daemon.pid, "the daemon answers")
         with socket.socket(socket.AF_UNIX) as command:

@@ -25,7 +25,7 @@ ITEM = np.ones((1, 4), np.float32)
 @pytest.fixture(params=["tmpfs", "ext4"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """A running device whose state folder is a small file system."""
-    with a_device(started=False) as device:
+    with a_device(started=False, programs=True) as device:
         config = device.state.config.read_text()
         if not mounted(request.param, device):
             pytest.skip(f"needs to mount {request.param}: run as root, outside of a restricted container")

@@ -52,7 +52,7 @@ def say(device: Device, fault: str, model: str = "echo", timeout_s: float = WAIT
 @pytest.fixture
 def pair() -> Iterator[Device]:
     """A device with two models: one on the fault engine, and a sound one."""
-    with a_device("[serving]\nbatch_max = 1\n") as device:
+    with a_device("[serving]\nbatch_max = 1\n", programs=True) as device:
         device.put(engine="fault")
         device.put(model="other")
         yield device
@@ -102,7 +102,7 @@ def test_a_slow_run_within_the_limit_is_not_ended(pair: Device) -> None:
 
 
 def test_a_worker_that_leaks_is_replaced_at_the_soft_limit_without_a_failed_request() -> None:
-    with a_device("[serving]\nworker_mb_max = 150\nbatch_max = 1\n") as device:
+    with a_device("[serving]\nworker_mb_max = 150\nbatch_max = 1\n", programs=True) as device:
         device.put(engine="fault")
         pid = device.serving()["pid"]
         with load(device, threads=4) as (_, errors), device.client() as client:
@@ -117,7 +117,7 @@ def test_a_worker_that_leaks_is_replaced_at_the_soft_limit_without_a_failed_requ
 
 
 def test_a_leak_beyond_the_hard_limit_counts_as_a_crash() -> None:
-    with a_device("[serving]\nworker_mb_max = 100\nbatch_max = 1\n") as device:
+    with a_device("[serving]\nworker_mb_max = 100\nbatch_max = 1\n", programs=True) as device:
         device.put(engine="fault", program={"runs": [{"fault": "leak", "value": 7.0, "mb": 300}]})
         pid = device.serving()["pid"]
         with device.client() as client:
@@ -146,7 +146,7 @@ def test_a_version_on_trial_that_crashes_at_load_is_rolled_back() -> None:
 
 
 def test_after_three_crashes_the_good_version_before_serves_and_never_a_version_that_failed() -> None:
-    with a_device("[serving]\nbatch_max = 1\n") as device:
+    with a_device("[serving]\nbatch_max = 1\n", programs=True) as device:
         device.put(engine="fault")
         device.put(release=2, engine="fault")
         for crash in range(6):
@@ -229,7 +229,7 @@ def test_no_request_fails_over_many_swaps_under_load() -> None:
     In the first half, each worker is a separate program. In the second half, there are two models, so each worker is a
     fork.
     """
-    with a_device("[serving]\nbatch_max = 1\n") as device:
+    with a_device("[serving]\nbatch_max = 1\n", programs=True) as device:
         device.put(
             delay_s=0.003
         )  # the engine is always busy, but enough processor time is left to start the next worker
@@ -313,7 +313,7 @@ class OneService:
 
 
 def test_a_quarantined_model_is_retried_at_growing_intervals_until_it_loads() -> None:
-    with a_device(started=False) as device:
+    with a_device(started=False, programs=True) as device:
         marker = device.folder / "broken"
         program = {"load": {"fault": "segfault", "while_file": os.fspath(marker)}}
         install(device.bundle(engine="fault", program=program), device.state, read_config(device.state))
@@ -343,7 +343,7 @@ def test_a_quarantined_model_is_retried_at_growing_intervals_until_it_loads() ->
 @pytest.mark.parametrize("speaks", [True, False])
 def test_an_engine_that_reports_progress_is_not_killed_as_stuck(speaks: bool) -> None:
     """A rebuild of a TensorRT plan takes minutes. An engine that reports no progress is seen as stuck."""
-    with a_device(started=False) as device:
+    with a_device(started=False, programs=True) as device:
         fault = {"fault": "slow", "s": 2.0} if speaks else {"fault": "hang-holding-lock"}
         install(device.bundle(engine="fault", program={"load": fault}), device.state, read_config(device.state))
         store = SlotStore(device.state.models / "echo")

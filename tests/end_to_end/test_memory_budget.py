@@ -36,14 +36,14 @@ def put(device: Device, **options: Any) -> None:
 @pytest.fixture(scope="module")
 def budget_for_two() -> int:
     """A budget in MB that is enough for two such workers, but not for three."""
-    with a_device() as device:
+    with a_device(programs=True) as device:
         put(device)
         return round(float(device.serving()["memory_mb"]) * 2.4)
 
 
 def test_models_share_a_memory_budget(budget_for_two: int) -> None:
     config = f"[serving]\nmemory_mb = {budget_for_two}\n[models.pinned]\npinned = true\n"
-    with a_device(config) as device:
+    with a_device(config, programs=True) as device:
         for model in ("pinned", "one", "two"):
             put(device, model=model)
             time.sleep(IDLE_S_MIN)
@@ -75,7 +75,7 @@ def test_models_share_a_memory_budget(budget_for_two: int) -> None:
 
 
 def test_a_model_in_use_is_not_unloaded_and_the_requests_for_the_other_are_refused_for_now(budget_for_two: int) -> None:
-    with a_device(f"[serving]\nmemory_mb = {budget_for_two * 3 // 5}\n") as device:
+    with a_device(f"[serving]\nmemory_mb = {budget_for_two * 3 // 5}\n", programs=True) as device:
         put(device, model="busy", delay_s=0.01)
         time.sleep(IDLE_S_MIN)
         put(device, model="late")
@@ -98,7 +98,7 @@ def test_a_model_in_use_is_not_unloaded_and_the_requests_for_the_other_are_refus
 
 
 def test_a_model_larger_than_the_whole_budget_is_refused_once_its_size_is_known() -> None:
-    with a_device("[serving]\nmemory_mb = 10\n") as device:
+    with a_device("[serving]\nmemory_mb = 10\n", programs=True) as device:
         device.put()  # an estimate is no reason for a refusal
         with device.client() as client:
             client.infer("echo", ITEM)
@@ -110,7 +110,7 @@ def test_a_model_larger_than_the_whole_budget_is_refused_once_its_size_is_known(
 
 
 def test_without_a_budget_all_models_are_loaded_one_after_the_other_on_one_processor() -> None:
-    with a_device() as device:
+    with a_device(programs=True) as device:
         device.put(model="one")
         device.put(model="two")
         device.stop()
@@ -131,7 +131,7 @@ def test_without_a_budget_all_models_are_loaded_one_after_the_other_on_one_proce
 
 
 def test_a_new_version_loads_beside_the_old_version_although_the_budget_holds_only_one(budget_for_two: int) -> None:
-    with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
+    with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n", programs=True) as device:
         put(device, delay_s=0.002)
         with load(device, threads=2) as (releases, errors):
             put(device, release=2, delay_s=0.002)
@@ -141,7 +141,7 @@ def test_a_new_version_loads_beside_the_old_version_although_the_budget_holds_on
 
 def test_alternating_requests_for_two_models_are_all_answered(budget_for_two: int) -> None:
     """The budget is enough for only one of the two models. Answers are slow, but none is lost."""
-    with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n") as device:
+    with a_device(f"[serving]\nmemory_mb = {budget_for_two // 2}\n", programs=True) as device:
         for model in ("one", "two"):
             put(device, model=model)
             time.sleep(IDLE_S_MIN)

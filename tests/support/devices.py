@@ -31,6 +31,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle
+from tests.support.stand_ins.forked_edgertd import shared
 
 WAIT_S_MAX = 120.0  # long enough for a busy machine
 
@@ -46,6 +47,7 @@ class Device:
 
     folder: Path
     key: SigningKey = field(default_factory=new_key)
+    forked: bool = False  # `edgertd`, the daemon and its workers are forks; the daemon has no monitor
     monitors: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
 
     @property
@@ -65,12 +67,16 @@ class Device:
     def run(self, *words: str, code: int = 0) -> dict[str, Any]:
         """Run an `edgertd` command with --json and return its answer. The command must end with `code`."""
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self.state.root), *words, "--json"]
-        done = subprocess.run(as_run(command), capture_output=True, text=True, timeout=2 * WAIT_S_MAX)
+        argv = shared().argv(command) if self.forked else as_run(command)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=2 * WAIT_S_MAX)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
         return dict(json.loads(done.stdout))
 
     def start(self) -> None:
         """Start a stopped daemon as `edgertd start` does, without a process for the command."""
+        if self.forked:
+            self.run("start")
+            return
         self.monitors += filter(None, start_daemon(self.state)[:1])
 
     def stop(self) -> None:
@@ -150,9 +156,13 @@ class Device:
 
 
 @contextmanager
-def a_device(config: str = "", *, started: bool = True) -> Iterator[Device]:
-    """Yield a prepared device, its daemon running if `started`; remove everything afterwards."""
-    device = Device(Path(tempfile.mkdtemp(prefix="edgert-")))
+def a_device(config: str = "", *, started: bool = True, programs: bool = False) -> Iterator[Device]:
+    """Yield a prepared device, its daemon running if `started`; remove everything afterwards.
+
+    With `programs`, the commands, the monitor, the daemon and the first model's workers are separate programs, as on a
+    device. Each of them takes 0.3 s to import edgert. Otherwise they are forks of a process that has imported edgert.
+    """
+    device = Device(Path(tempfile.mkdtemp(prefix="edgert-")), forked=not programs)
     try:
         device.prepare(config)
         if started:
@@ -194,6 +204,14 @@ def http_pid(device: Device) -> int | None:
             if b"edgert.http" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
     return None
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process runs. After its end it has no command line, even if nobody has reaped it."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 @contextmanager

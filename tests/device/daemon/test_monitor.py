@@ -51,7 +51,7 @@ monitor.log = and_tell
 
 @pytest.fixture
 def device() -> Iterator[Device]:
-    with a_device(started=False) as device:
+    with a_device(started=False, programs=True) as device:
         yield device
 
 

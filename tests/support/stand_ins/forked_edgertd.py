@@ -4,6 +4,9 @@
 
 Each command has a process of its own, with the files, folder, environment, umask and limits of its `edgertd_client`,
 and is killed if its client ends first. `ForkedEdgertd` is the other end.
+
+`edgertd start` starts no monitor, but the daemon itself, also as a fork. Nothing restarts this daemon after a crash.
+Its workers are forks of its fork server, also if the device has one model.
 """
 
 from __future__ import annotations
@@ -26,17 +29,26 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import ModuleType
+from typing import Any, BinaryIO, NoReturn
 
-from tests.support.devices import WAIT_S_MAX
+from edgert.state_dir import StateDir
 from tests.support.paths import ROOT
 from tests.support.stand_ins.edgertd_client import CODE_BYTES, LENGTH_BYTES
 
 CLIENT = Path(__file__).with_name("edgertd_client.py")
 EDGERTD = (sys.executable, "-m", "edgert.cli")
+END_S_MAX = 120.0  # long enough for a busy machine
+DESCRIPTORS_MAX = 1000  # no process here has a descriptor above
+
+
+@cache
+def shared() -> ForkedEdgertd:
+    """Return the one of this process of pytest. tests/conftest.py closes it after the last test."""
+    return ForkedEdgertd().wait_until_ready()
 
 
 class ForkedEdgertd:
@@ -54,16 +66,16 @@ class ForkedEdgertd:
             start_new_session=True,  # only the tests see Ctrl-C
         )
 
-    def __enter__(self) -> ForkedEdgertd:
+    def wait_until_ready(self) -> ForkedEdgertd:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=WAIT_S_MAX)
+        self._process.wait(timeout=END_S_MAX)
         self._process.stdout.close()
         shutil.rmtree(self._folder)
 
@@ -121,14 +133,14 @@ class _Server:
             link.sendall(code.to_bytes(CODE_BYTES, "big", signed=True))
 
 
-def _be(here: dict[str, Any], files: Sequence[int]) -> None:
+def _be(here: dict[str, Any], files: Sequence[int]) -> NoReturn:
     """Run the command in this fork as a process of the client's would, and end with its exit code."""
-    code = 1
-    try:
+
+    def run() -> int:
         os.setsid()
         for number, file in enumerate(files):
             os.dup2(file, number)
-        os.closerange(3, max(files) + 1000)
+        os.closerange(3, max(files) + DESCRIPTORS_MAX)
         os.chdir(here["folder"])
         os.umask(here["umask"])
         os.environb.clear()
@@ -137,10 +149,23 @@ def _be(here: dict[str, Any], files: Sequence[int]) -> None:
         for number, (soft, hard) in here["limits"]:
             resource.setrlimit(number, (soft, hard))
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv[1:] = here["words"]
-        from edgert.cli import main
+        return _edgertd(here["words"])
 
-        code = main(here["words"])
+    _end_with(run)
+
+
+def _edgertd(words: list[str]) -> int:
+    from edgert.cli import main
+
+    sys.argv[1:] = words
+    return main(words)
+
+
+def _end_with(run: Callable[[], int]) -> NoReturn:
+    """End this fork with the exit code of `run`, as the interpreter does."""
+    code = 1
+    try:
+        code = run()
         for thread in threading.enumerate():
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()
@@ -154,8 +179,78 @@ def _be(here: dict[str, Any], files: Sequence[int]) -> None:
         os._exit(code & 0xFF)
 
 
+# --- the daemon and its workers ---------------------------------------------------------------------------
+
+
+class _Fork(subprocess.Popen[bytes]):
+    """A fork that ends with the exit code of `run`."""
+
+    def __init__(self, run: Callable[[], int]) -> None:
+        self._run = run
+        super().__init__(EDGERTD)
+
+    def _execute_child(self, *_: object) -> None:
+        self.pid = os.fork()
+        if not self.pid:
+            _end_with(self._run)
+        self._child_created = True
+
+
+def _start_daemon(state: StateDir, log: BinaryIO, *options: str) -> subprocess.Popen[bytes]:
+    """Start the daemon of `state` in place of its monitor."""
+    return _Fork(lambda: _serve(state, log.fileno()))
+
+
+def _serve(state: StateDir, log: int) -> int:
+    os.setsid()
+    os.chdir("/")
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+        os.dup2(file, number)
+    os.closerange(3, DESCRIPTORS_MAX)
+    _prepare_workers()
+    return _edgertd(["--state", str(state.root), "serve"])
+
+
+def _prepare_workers() -> None:
+    """Make the fork server of this daemon, which no thread and no open database may have a part of."""
+    from edgert.daemon.workers.fork_server import WorkerStarter
+    from edgert.worker_link import link
+
+    ours, theirs = socket.socketpair()
+    ready, start = [_Fork(lambda: _serve_forks(theirs, ours))], link.start
+    theirs.close()
+
+    def start_or_use(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
+        if module != "edgert.worker.fork_server" or not ready:
+            return start(module, end)
+        socket.send_fds(ours, [b"-"], [end.fileno()])
+        return ready.pop()
+
+    link.start = start_or_use
+    WorkerStarter.forks = property(lambda starter: starter._forks)  # type: ignore[assignment, method-assign]
+
+
+def _serve_forks(link: socket.socket, other: socket.socket) -> int:
+    """Be the fork server whose link the daemon sends; end if the daemon needs none."""
+    from edgert.worker import fork_server
+
+    other.close()
+    _, files, _, _ = socket.recv_fds(link, 1, 1)
+    link.close()
+    if files:
+        fork_server._import_engines = lambda: None  # each worker imports its own engine
+        sys.argv[1:] = ["--link", str(files[0])]
+        fork_server.main()
+    return 0
+
+
 def _load() -> None:
     import edgert
+
+    edgertd_start: ModuleType = importlib.import_module("edgert.cli.start")
+    edgertd_start._start_monitor = _start_daemon  # type: ignore[attr-defined]
+    sdk_versions: ModuleType = importlib.import_module("edgert.engines.sdk_versions")
+    sdk_versions._version = _versions().get  # type: ignore[attr-defined]
 
     for each in pkgutil.walk_packages(edgert.__path__, "edgert."):
         if not each.name.endswith("__main__"):
@@ -163,6 +258,25 @@ def _load() -> None:
                 importlib.import_module(each.name)
     gc.collect()
     gc.freeze()
+
+
+def _versions() -> dict[str, str | None]:
+    """Return the version of each engine's SDK. A fork imports the SDKs, because they may start threads."""
+    from edgert.engines import ENGINES
+    from edgert.engines.sdk_versions import _version
+
+    reader, writer = os.pipe()
+
+    def tell() -> int:
+        os.write(writer, marshal.dumps({name: _version(name) for name in ENGINES}))
+        return 0
+
+    fork = _Fork(tell)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        versions: dict[str, str | None] = marshal.loads(answer.read())
+    assert fork.wait() == 0
+    return versions
 
 
 if __name__ == "__main__":

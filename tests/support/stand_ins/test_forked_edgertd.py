@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.devices import WAIT_S_MAX, a_device, nothing_may_be_written
+from tests.support.devices import WAIT_S_MAX, a_device, nothing_may_be_written, runs, wait_until
 from tests.support.stand_ins.forked_edgertd import EDGERTD, ForkedEdgertd
 
 
@@ -62,6 +62,16 @@ def test_a_fork_ends_with_its_client(forked_edgertd: ForkedEdgertd) -> None:
             client.send_signal(signal.SIGKILL)
             client.wait(WAIT_S_MAX)
             printed.read()  # to its end: no process has it open
+
+
+def test_a_daemon_and_its_worker_are_forks_until_the_daemon_stops() -> None:
+    with a_device() as device:
+        device.put()
+        pids = [int(device.daemon_pid() or 0), int(device.serving()["pid"])]
+        programs = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+        assert all(b"forked_edgertd" in program for program in programs)
+        device.stop()
+        wait_until(lambda: not any(map(runs, pids)), "both have ended")
 
 
 def test_other_commands_are_left_unchanged(forked_edgertd: ForkedEdgertd, monkeypatch: pytest.MonkeyPatch) -> None:
