@@ -103,14 +103,13 @@ def _by_model(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def _cell(row: Row) -> str:
-    """Return the packed precision, its speed over FP32, its score and the vendor's in brackets."""
-    vendor = "" if row["vendor"] is None else f" ({_shown(row['vendor'])})"
+    """Return the packed precision, its speed as a multiple of FP32's, and its score."""
     if row["ours"] is None:
-        return f"refused{vendor}"
+        return "refused"
     recipe, share = str(row["recipe"]), row.get("int8_share")
     mixed = " in float" in recipe or (share is not None and share < INT8_SHARE_MIN)
     kind = recipe.upper() if recipe in ("fp16", "fp32") else "mixed" if mixed else "INT8"
-    return f"{kind}, {row['faster']:.2f}x, {_shown(row['ours'])}{vendor}"
+    return f"{kind}, {row['faster']:.2f}x, {_shown(row['ours'])}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
