@@ -1,9 +1,10 @@
-"""The zoo's table as Markdown: all of it for bench/README.md, and a line a model for README.md."""
+"""The zoo's tables as Markdown: four for bench/README.md, and one with a line a model for README.md."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any
@@ -15,13 +16,29 @@ from edgert_deploy.packager.build_cache import CODE
 Row = Mapping[str, Any]
 Cell = tuple[str, str]  # model, engine
 
-COLUMNS = (
-    "model", "kind", "engine", "metric", "fp32", "ours", "recipe", "vendor", "vendor_recipe", "refused", "faster",
-    "smaller", "int8_share", "build_cpu_s",
-)  # fmt: skip
+# A table of bench/README.md: the heading of each column, and the key of its value in a row.
+MODELS = {"model": "model", "kind": "kind", "metric": "metric", "FP32's score": "fp32"}
+ACCURACY = {
+    "model": "model",
+    "engine": "engine",
+    "EdgeRT's recipe": "recipe",
+    "EdgeRT's score": "ours",
+    "vendor's best recipe": "vendor_recipe",
+    "vendor's score": "vendor",
+}
+SPEED = {
+    "model": "model",
+    "engine": "engine",
+    "faster": "faster",
+    "smaller": "smaller",
+    "in INT8": "int8_share",
+    "build, s": "build_cpu_s",
+}
+REFUSED = {"model": "model", "engine": "engine", "reason": "refused"}
 ENGINES = {"tflite": "TFLite", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT"}
 TIMED = ("tflite", "openvino", "onnxruntime")
 CELL_LETTERS_MAX = 100
+NEXT_REASON = re.compile("; (?=[A-Z])")
 INT8_SHARE_MIN = 0.9  # of the work; below it the build says "mixed", too
 CODE_LETTERS = 8
 # The code of the packager that quantizes, judges and chooses.
@@ -37,7 +54,7 @@ def measured_by() -> dict[str, str]:
 
 
 def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[str]:
-    """Yield the lines of both tables: `rows` are the latest of `cells`, `code` is the present digest."""
+    """Yield the lines of all tables: `rows` are the latest of `cells`, `code` is the present digest."""
     if not rows:
         yield "No row is measured yet; without --only-print they are made."
         return
@@ -45,8 +62,7 @@ def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[
     yield ""
     hosts = sorted({row["host"] for row in rows if row.get("host")})
     yield f"{_dates(rows)}, code `{code}`{' on ' if hosts else ''}{'; '.join(hosts)}; times are medians of runs in turn."
-    yield ""
-    yield from _table(COLUMNS, [[_shown(row.get(column)) for column in COLUMNS] for row in rows])
+    yield from _of_models(rows)
     known = {(row["model"], row["engine"]) for row in rows}
     for words, missing in (
         ("Not measured yet", [cell for cell in cells if cell not in known]),
@@ -62,6 +78,22 @@ def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[
     yield from _table(("model", "FP32", *(ENGINES[name] for name in TIMED)), list(_by_model(timed)))
 
 
+def _of_models(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the tables of bench/README.md: the models, their accuracy, their speed, and where INT8 was not packed."""
+    shown = [{**row, "engine": ENGINES[row["engine"]], "refused": _first_reason(row["refused"])} for row in rows]
+    first_rows = {row["model"]: row for row in reversed(shown)}
+    models = [first_rows[name] for name in dict.fromkeys(row["model"] for row in shown)]
+    refused = [row for row in shown if row["refused"]]
+    for columns, chosen in ((MODELS, models), (ACCURACY, shown), (SPEED, shown), (REFUSED, refused)):
+        yield ""
+        yield from _table(list(columns), [[_shown(row.get(key)) for key in columns.values()] for row in chosen])
+
+
+def _first_reason(reasons: str | None) -> str | None:
+    """Return the reason for the build's first choice, of all that the build joined by semicolons."""
+    return None if reasons is None else NEXT_REASON.split(reasons)[0]
+
+
 def _by_model(rows: Sequence[Row]) -> Iterator[list[str]]:
     """Yield the README's line of each model: FP32's score, then a cell for each of TIMED."""
     for model in dict.fromkeys(row["model"] for row in rows):
@@ -71,14 +103,13 @@ def _by_model(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def _cell(row: Row) -> str:
-    """Return the packed precision, its speed over FP32, its score and the vendor's in brackets."""
-    vendor = "" if row["vendor"] is None else f" ({_shown(row['vendor'])})"
+    """Return the packed precision, its speed as a multiple of FP32's, and its score."""
     if row["ours"] is None:
-        return f"refused{vendor}"
+        return "refused"
     recipe, share = str(row["recipe"]), row.get("int8_share")
     mixed = " in float" in recipe or (share is not None and share < INT8_SHARE_MIN)
     kind = recipe.upper() if recipe in ("fp16", "fp32") else "mixed" if mixed else "INT8"
-    return f"{kind}, {row['faster']:.2f}x, {_shown(row['ours'])}{vendor}"
+    return f"{kind}, {row['faster']:.2f}x, {_shown(row['ours'])}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

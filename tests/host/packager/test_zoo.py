@@ -33,6 +33,7 @@ FOLDER = Path(__file__).parents[2] / "support" / "models" / "zoo"
 MODULES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
 ENGINES = tuple(engine for engine, module in MODULES.items() if importlib.util.find_spec(module))
 ANGLE_LINES = 100
+TABLES = (table.MODELS, table.ACCURACY, table.SPEED, table.REFUSED)
 
 
 def text_lines(count: int, seed: int) -> Array:
@@ -104,16 +105,30 @@ def test_the_chosen_artifact_of_every_engine_keeps_the_notes_of_music(signing_ke
         assert scores.maps_agree(got.answers[engine][1], got.exact[1]) >= 0.99, engine
 
 
-def test_the_table_lists_the_rows_that_are_missing_and_the_rows_of_earlier_code() -> None:
-    row = dict.fromkeys(table.COLUMNS) | {"model": "a", "kind": "classifier", "engine": "tflite", "recipe": "min-max"}
-    row |= {"fp32": 1.0, "ours": 0.9917, "faster": 1.5, "smaller": 3.21, "date": "2026-11-22", "host": "a board"}
-    refused = row | {"engine": "openvino", "ours": None, "faster": None, "refused": "because " * 30, "code": "old"}
+def table_row(engine: str, **values: object) -> dict[str, object]:
+    """Return a row of model `a` with `values`; all other values are unknown."""
+    known = {"model": "a", "kind": "classifier", "engine": engine, "date": "2026-11-22", "host": "a board"}
+    return dict.fromkeys(key for columns in TABLES for key in columns.values()) | known | values
+
+
+def test_the_tables_list_the_rows_that_are_missing_and_the_rows_of_earlier_code() -> None:
+    row = table_row("tflite", recipe="min-max", fp32=1.0, ours=0.9917, faster=1.5, smaller=3.21, code="new")
+    refused = table_row("openvino", refused="because " * 30, code="old")
     cells = [("a", "tflite"), ("a", "openvino"), ("b", "tflite")]
-    text = "\n".join(table.markdown([row | {"code": "new"}, refused], cells, "new"))
+    text = "\n".join(table.markdown([row, refused], cells, "new"))
     assert "22 November 2026, code `new` on a board;" in text
     assert "Not measured yet: b on TFLite." in text
     assert "Measured with earlier code: a on OpenVINO." in text
     assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in text
+
+
+def test_the_tables_list_a_model_once_and_the_first_reason_why_int8_was_not_packed() -> None:
+    packed = table_row("tflite", metric="right label", fp32=1.0, recipe="min-max", ours=0.9917, faster=1.5)
+    fp16 = table_row("openvino", metric="right label", fp32=1.0, refused="INT8: lost 0.2 (1; 2); INT8: lost 0.3")
+    lines = list(table.markdown([packed, fp16], [], ""))
+    assert lines.count("| a | classifier | right label | 1 |") == 1
+    assert "| a | TFLite | min-max | 0.9917 |  |  |" in lines
+    assert [line for line in lines if "lost" in line] == ["| a | OpenVINO | INT8: lost 0.2 (1; 2) |"]
 
 
 def test_a_list_with_an_unknown_name_is_refused_with_the_known_names(tmp_path: Path) -> None:
