@@ -21,10 +21,10 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators
-from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
-from edgert_deploy.packager.sources.onnx_graph.qat import float_of, has_wide_activations
-from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
-from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double
+from edgert_deploy.packager.sources.onnx_graph.quantization.dynamic_quantization import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.quantization.qat import float_of, has_wide_activations
+from edgert_deploy.packager.sources.onnx_graph.quantization.quantized_operators import as_qdq
+from edgert_deploy.packager.sources.onnx_graph.rewrites.single_precision import has_double
 from edgert_deploy.packager.sources.source_model import Kind, SourceModel
 
 if TYPE_CHECKING:

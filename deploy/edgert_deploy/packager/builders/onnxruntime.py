@@ -19,7 +19,7 @@ from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.nodes import tensors
-from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double
+from edgert_deploy.packager.sources.onnx_graph.rewrites.single_precision import has_double
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 ARM_MACHINES = frozenset({"aarch64", "arm64", "armv6l", "armv7l", "armv8l"})

@@ -30,7 +30,7 @@ from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import remove_unused
 from edgert_deploy.packager.sources.onnx_graph.nodes import Constants, copy_of, nodes_of, refill
-from edgert_deploy.packager.sources.onnx_graph.qat import QUANTIZED_ARITHMETIC
+from edgert_deploy.packager.sources.onnx_graph.quantization.qat import QUANTIZED_ARITHMETIC
 from edgert_deploy.packager.sources.source_model import SourceModel, float_proto
 
 HALF_OPSET = 19  # the first opset whose QuantizeLinear and DequantizeLinear accept FP16

@@ -42,7 +42,7 @@ from edgert_deploy.packager.builders.qdq import (
 from edgert_deploy.packager.builders.tflite_layers import tflite_layers
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.onnx_graph.qat import ranges_of
+from edgert_deploy.packager.sources.onnx_graph.quantization.qat import ranges_of
 from edgert_deploy.packager.sources.source_model import SourceModel, at_length, float_proto, with_fixed_batch
 from edgert_deploy.packager.sources.tflite_model import run_on_zeros
 

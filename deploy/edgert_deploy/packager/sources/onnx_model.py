@@ -39,10 +39,6 @@ from edgert_deploy.packager.sources.onnx_graph.branches import (
 )
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import WantedBuckets, cut_outputs, find_axis, probed_lengths
 from edgert_deploy.packager.sources.onnx_graph.classical import is_classical, unwrap_maps
-from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import is_dynamic
-from edgert_deploy.packager.sources.onnx_graph.erfc import replace_erfc
-from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
-from edgert_deploy.packager.sources.onnx_graph.infinite_bounds import drop_infinite_bounds
 from edgert_deploy.packager.sources.onnx_graph.nodes import (
     attribute_of,
     copy_of,
@@ -58,12 +54,16 @@ from edgert_deploy.packager.sources.onnx_graph.opsets import (
     rewrite_misread_dfts,
     wanted_opsets,
 )
-from edgert_deploy.packager.sources.onnx_graph.single_precision import has_double, narrow_double, widen_half
-from edgert_deploy.packager.sources.onnx_graph.sparse_weights import make_dense
-from edgert_deploy.packager.sources.onnx_graph.spectrograms import convolve_spectrograms, state_one_sided
+from edgert_deploy.packager.sources.onnx_graph.quantization.dynamic_quantization import is_dynamic
+from edgert_deploy.packager.sources.onnx_graph.rewrites.erfc import replace_erfc
+from edgert_deploy.packager.sources.onnx_graph.rewrites.functions import inline_functions
+from edgert_deploy.packager.sources.onnx_graph.rewrites.infinite_bounds import drop_infinite_bounds
+from edgert_deploy.packager.sources.onnx_graph.rewrites.single_precision import has_double, narrow_double, widen_half
+from edgert_deploy.packager.sources.onnx_graph.rewrites.sparse_weights import make_dense
+from edgert_deploy.packager.sources.onnx_graph.rewrites.spectrograms import convolve_spectrograms, state_one_sided
+from edgert_deploy.packager.sources.onnx_graph.rewrites.whole_lookups import reshape_whole_lookups
+from edgert_deploy.packager.sources.onnx_graph.rewrites.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
-from edgert_deploy.packager.sources.onnx_graph.whole_lookups import reshape_whole_lookups
-from edgert_deploy.packager.sources.onnx_graph.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.random_check import check_answers_repeat
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 

@@ -27,7 +27,7 @@ from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.formats.other_formats import other_format
 from edgert_deploy.packager.sources.onnx_graph.axes import fix_batch, forget_shapes
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of
-from edgert_deploy.packager.sources.onnx_graph.qat import float_of, is_quantized
+from edgert_deploy.packager.sources.onnx_graph.quantization.qat import float_of, is_quantized
 from edgert_deploy.packager.sources.probe import ProbeRequest, external_files, probe
 from edgert_deploy.packager.sources.tflite_model import is_tflite
 

@@ -1,1 +1,1 @@
-"""The graph of an ONNX model: its axes and nodes, and the rewrites that every engine needs."""
+"""The graph of an ONNX model: its nodes, axes, branches and opset."""

@@ -21,7 +21,7 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import (
     refill,
     tensors,
 )
-from edgert_deploy.packager.sources.onnx_graph.qat import ranges_of
+from edgert_deploy.packager.sources.onnx_graph.quantization.qat import ranges_of
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 

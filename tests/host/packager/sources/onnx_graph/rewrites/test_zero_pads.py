@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
-from edgert_deploy.packager.sources.onnx_graph.zero_pads import NEGATIVE_ZERO
+from edgert_deploy.packager.sources.onnx_graph.rewrites.zero_pads import NEGATIVE_ZERO
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build, samples_for

@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.onnx_graph.whole_lookups import reshape_whole_lookups
+from edgert_deploy.packager.sources.onnx_graph.rewrites.whole_lookups import reshape_whole_lookups
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import builders, models
 

@@ -12,7 +12,7 @@ from edgert.errors import BuildFailed, OperatorUnsupported, SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import check_source, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.onnx_graph.single_precision import widen_half
+from edgert_deploy.packager.sources.onnx_graph.rewrites.single_precision import widen_half
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import build

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.onnx_graph.qat import float_of
+from edgert_deploy.packager.sources.onnx_graph.quantization.qat import float_of
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import ENGINE_NAMES, build, samples_for

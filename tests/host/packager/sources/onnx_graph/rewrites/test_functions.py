@@ -11,7 +11,7 @@ import pytest
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.onnx_graph.functions import inline_functions
+from edgert_deploy.packager.sources.onnx_graph.rewrites.functions import inline_functions
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import build

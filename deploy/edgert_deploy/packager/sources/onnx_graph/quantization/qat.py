@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.sources.onnx_graph.dynamic_quantization import RANGES_AS_THEY_RUN, undo
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, attribute_of, copy_of, nodes_of, refill
-from edgert_deploy.packager.sources.onnx_graph.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
+from edgert_deploy.packager.sources.onnx_graph.quantization.dynamic_quantization import RANGES_AS_THEY_RUN, undo
+from edgert_deploy.packager.sources.onnx_graph.quantization.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
 # Operators of quantized arithmetic. `float_of` keeps them unless dynamic_quantization.py replaces them.
 QUANTIZED_ARITHMETIC = RANGES_AS_THEY_RUN.union(

@@ -14,8 +14,8 @@ pytest.importorskip("onnxruntime")
 
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders.qdq import calibration_feeds, calibration_reader
-from edgert_deploy.packager.sources.onnx_graph.qat import float_of
-from edgert_deploy.packager.sources.onnx_graph.quantized_operators import as_qdq
+from edgert_deploy.packager.sources.onnx_graph.quantization.qat import float_of
+from edgert_deploy.packager.sources.onnx_graph.quantization.quantized_operators import as_qdq
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build, samples_for

@@ -1,0 +1,1 @@
+"""Graphs that are already quantized: which kind they are, and how an engine gets them."""

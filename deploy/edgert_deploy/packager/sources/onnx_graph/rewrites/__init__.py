@@ -1,0 +1,1 @@
+"""Rewrites of a graph that every engine needs; each module mends one form of graph."""
