@@ -31,21 +31,17 @@ PRIVATE_FOLDER = 0o700
 
 
 @contextmanager
-def storing(what: str, advice: str = "", busy: EdgeRTError | None = None) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageFailed.
+def storing(what: str, busy: EdgeRTError | None = None) -> Iterator[None]:
+    """Turn an OSError of the block into a StorageFailed: `what`, such as "cannot write X", and the reason.
 
-    Args:
-        what: The start of the message, such as "cannot write X". The reason follows.
-        advice: The end of the message: the next step.
-        busy: The error to raise if another process holds a lock; None for a StorageFailed.
+    If another process holds a lock, raise `busy` instead, if it is given.
     """
     try:
         yield
     except OSError as error:
         if busy is not None and isinstance(error, BlockingIOError):
             raise busy from error
-        reason = f"{error.strerror or error}; {advice}" if advice else reason_of(error)
-        raise StorageFailed(f"{what}: {reason}") from error
+        raise StorageFailed(f"{what}: {reason_of(error)}") from error
 
 
 def store_file(path: Path, data: bytes) -> None:

@@ -218,7 +218,7 @@ def copy_entry(source: BinaryIO, entry: FileEntry, write: Callable[[bytes], obje
 @contextmanager
 def unpacking(folder: Path) -> Iterator[None]:
     """Make the new names in `folder` durable on the disk when the block ends. Raises StorageFailed."""
-    with storing(f"cannot unpack into {folder}", "free some space and install again"):
+    with storing(f"cannot unpack into {folder}"):
         yield
         sync_folders(folder)
 

@@ -246,7 +246,7 @@ class _Timings:
 
 def _write(path: Path, data: bytes) -> None:
     """Write the whole file or nothing, so that a power cut leaves no incomplete plan."""
-    with storing(f"cannot write {path}", "free some space and try again"):
+    with storing(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, shared=True)
 

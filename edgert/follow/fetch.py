@@ -50,7 +50,7 @@ class ReleaseFetcher:
         if manifest is None:
             data = self._registry.read(Blob(f"sha256:{entry.envelope}", ENVELOPE_BYTES_MAX), ENVELOPE_BYTES_MAX)
             manifest = _signed_manifest(data, entry, trusted)
-            with storing(f"cannot write {path}", "free some space"), replacing(path) as out:
+            with storing(f"cannot write {path}"), replacing(path) as out:
                 write_delta(out, data, [])  # without parts: the slots have the files, or the code below fetches them
         _check_fits(manifest, slots, now_s)
         files = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))

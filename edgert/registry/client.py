@@ -150,7 +150,7 @@ class Registry:
         """
         _checked(blob)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with storing(f"cannot write {path}", "free some space"):
+        with storing(f"cannot write {path}"):
             with os.fdopen(os.open(path, flags, PRIVATE), "r+b") as file:
                 digest = _hashed(file, blob.size_bytes)
                 try:

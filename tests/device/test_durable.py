@@ -63,9 +63,9 @@ def test_a_fault_of_the_disk_and_a_held_lock_raise_different_errors(tmp_path: Pa
         store_file(path, b"new")
     with (
         pytest.raises(StorageFailed, match=r"^cannot write it: full; free some space$"),
-        storing("cannot write it", "free some space"),
+        storing("cannot write it"),
     ):
-        raise OSError("full")
+        raise OSError(errno.ENOSPC, "full")
     with (
         pytest.raises(StorageFailed, match=r"^cannot use it: Permission denied; run this as the owner, or as root$"),
         storing("cannot use it"),
