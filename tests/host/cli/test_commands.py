@@ -225,6 +225,17 @@ def test_the_guide_names_the_commands_without_json() -> None:
     assert set(re.findall(r"`([^`]+)`", guide)) == without
 
 
+WITH_JSON = [words for words, command in commands_of(edgert) if any("--json" in each.opts for each in command.params)]
+
+
+def test_with_json_a_wrong_option_of_every_command_gives_one_object(
+    capfd: pytest.CaptureFixture[str], inventory: Inventory
+) -> None:
+    for words in WITH_JSON:
+        code, answer = Edgert(capfd)(*words, "--no-such-option")  # this reads stdout as JSON
+        assert (code, answer["error"]["code"]) == (2, "input.usage"), words
+
+
 FREE_TEXT = {"--licence", "--notes", "--text"}
 VAGUE = ("text", "integer", "float", "integer range", "float range")  # click's names for the values of an option
 
