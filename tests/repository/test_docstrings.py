@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 
 from tests.support.paths import ROOT
 
@@ -33,13 +33,16 @@ def test_each_described_parameter_or_attribute_exists() -> None:
     assert unknown == []
 
 
-def docstrings() -> Iterator[tuple[str, Documented, str]]:
-    """Yield the place, the node and the text of each docstring."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, Documented) and (text := ast.get_docstring(node)):
-                    yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", node, text
+@cache
+def docstrings() -> list[tuple[str, Documented, str]]:
+    """Return the place, the node and the text of each docstring."""
+    return [
+        (f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", node, text)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, Documented) and (text := ast.get_docstring(node))
+    ]
 
 
 def names_of(node: Documented) -> set[str]:

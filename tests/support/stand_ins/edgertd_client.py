@@ -1,6 +1,6 @@
 """Started in place of `edgertd`: a fork of `forked_edgertd` runs the command; this process ends in the same way.
 
-    python -I -S edgertd_client.py SOCKET WORD...
+    python -I -S edgertd_client.py SOCKET MODULE WORD...
 
 It imports few modules, because a new Python that imports edgert takes ten times as long.
 """

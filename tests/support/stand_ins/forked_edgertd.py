@@ -41,6 +41,7 @@ from tests.support.stand_ins.edgertd_client import CODE_BYTES, LENGTH_BYTES
 
 CLIENT = Path(__file__).with_name("edgertd_client.py")
 EDGERTD = (sys.executable, "-m", "edgert.cli")
+PROGRAMS = ("edgert.cli", "edgert.telemetry.forwarder_process")  # each has a function `main` of its arguments
 END_S_MAX = 120.0  # long enough for a busy machine
 DESCRIPTORS_MAX = 1000  # no process here has a descriptor above
 
@@ -80,10 +81,11 @@ class ForkedEdgertd:
         shutil.rmtree(self._folder)
 
     def argv(self, argv: Sequence[str]) -> list[str]:
-        """Return a command that runs `argv` in a fork, if `argv` is an `edgertd` of this source tree; else `argv`."""
-        if tuple(argv[: len(EDGERTD)]) != EDGERTD or os.environ.get("PYTHONPATH") != self._python_path:
+        """Return a command that runs `argv` in a fork, if it is one of PROGRAMS in this source tree; else `argv`."""
+        is_ours = tuple(argv[:2]) == EDGERTD[:2] and argv[2] in PROGRAMS
+        if not is_ours or os.environ.get("PYTHONPATH") != self._python_path:
             return list(argv)
-        return [sys.executable, "-I", "-S", str(CLIENT), str(self._socket), *argv[len(EDGERTD) :]]
+        return [sys.executable, "-I", "-S", str(CLIENT), str(self._socket), *argv[2:]]
 
 
 class _Server:
@@ -149,16 +151,14 @@ def _be(here: dict[str, Any], files: Sequence[int]) -> NoReturn:
         for number, (soft, hard) in here["limits"]:
             resource.setrlimit(number, (soft, hard))
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        return _edgertd(here["words"])
+        return _run_program(*here["words"])
 
     _end_with(run)
 
 
-def _edgertd(words: list[str]) -> int:
-    from edgert.cli import main
-
+def _run_program(module: str, *words: str) -> int:
     sys.argv[1:] = words
-    return main(words)
+    return int(importlib.import_module(module).main(words))
 
 
 def _end_with(run: Callable[[], int]) -> NoReturn:
@@ -208,7 +208,7 @@ def _serve(state: StateDir, log: int) -> int:
         os.dup2(file, number)
     os.closerange(3, DESCRIPTORS_MAX)
     _prepare_workers()
-    return _edgertd(["--state", str(state.root), "serve"])
+    return _run_program("edgert.cli", "--state", str(state.root), "serve")
 
 
 def _prepare_workers() -> None:
