@@ -11,6 +11,7 @@ import contextlib
 from pathlib import Path
 
 from edgert.bundle.signing import SigningKey, read_signing_key
+from edgert.durable import replace_file
 from edgert.errors import ConfigInvalid
 from edgert.printable import file_error
 from edgert_deploy.common.project import Project, find_project
@@ -116,8 +117,9 @@ def publish(public: Path, project: Project) -> Path | None:
         return None
     try:
         copy.parent.mkdir(exist_ok=True)
-        with copy.open("xb") as file:
-            file.write(public.read_bytes())
+        replace_file(copy, public.read_bytes(), mode=0o644)
     except OSError as error:
-        raise ConfigInvalid(f"cannot copy {public} to the project: {file_error(error)}") from error
+        raise ConfigInvalid(
+            f"cannot copy {public} to the project: {file_error(error)}. The key exists: copy the file to {copy.parent}"
+        ) from error
     return copy

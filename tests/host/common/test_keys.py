@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
+from edgert.bundle.signing import new_key
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli import main
-from edgert_deploy.common.keys import is_key_file, key_paths, keys_dir, public_key, public_keys, signing_key
+from edgert_deploy.common.keys import is_key_file, key_paths, keys_dir, public_key, public_keys, publish, signing_key
+from edgert_deploy.common.project import find_project
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +47,18 @@ def test_a_public_half_that_is_missing_is_written_again(folder: Path) -> None:
     public.unlink()
     assert public_key("lab").read_bytes() == content
     assert public_keys() == [public.resolve()]
+
+
+def test_a_full_disk_leaves_no_incomplete_key_in_the_project(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "fleet").mkdir()
+    (tmp_path / "fleet" / "edgert.toml").touch()
+    public = tmp_path / "lab.pem"
+    public.write_bytes(new_key().public.pem())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigInvalid, match="copy the file"):
+            publish(public, find_project(tmp_path / "fleet"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "fleet" / "keys").iterdir()) == []
