@@ -47,7 +47,7 @@ from edgert.versions.slots import ON_TRIAL, SLOT_NAMES
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.rollout.delta import Deltas, DeviceFiles
 from tests.support.devices import Device
-from tests.support.paths import ROOT
+from tests.support.paths import IN_MEMORY, ROOT
 from tests.support.runtime_homes import FIRST, WHEEL, release_of, stand_in_home
 from tests.support.servers.hostile_registry import HostileRegistry, hostile_registry
 from tests.support.stand_ins.following import followed, following
@@ -98,11 +98,10 @@ Act = Callable[[Device, Delivery], object]
 
 def try_all(say: Callable[[Point], None] = lambda _: None, only: str = "") -> list[Point]:
     """Try every point of every operation (or of the operation `only`) with every fault. Raises ConfigInvalid."""
-    # The data of these devices need not survive a power cut, and on a busy disk, the flushes alone would take minutes.
-    fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    # On a busy disk, the flushes alone would take minutes.
     with (
         tempfile.TemporaryDirectory(prefix="edgert-crash-") as made,
-        tempfile.TemporaryDirectory(prefix="edgert-crash-", dir=fast) as folder,
+        tempfile.TemporaryDirectory(prefix="edgert-crash-", dir=IN_MEMORY) as folder,
     ):
         library = Path(made) / "faults.so"
         compiler = shutil.which("cc")

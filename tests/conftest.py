@@ -201,7 +201,7 @@ def digits_holdout(digits_source: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def shell_with_key(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    shell = Shell(tmp_path_factory.mktemp("cli"))
+    shell = ShellHere(tmp_path_factory.mktemp("cli"))
     assert shell("keys", "new").returncode == 0
     return shell
 

@@ -16,6 +16,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from shlex import quote
 from typing import BinaryIO
@@ -181,6 +182,7 @@ def _open(path: Path, file: BinaryIO, trusted: tuple[PublicKey, ...] | None) -> 
     return Bundle(Manifest.from_bytes(envelope.payload), envelope, signed_by, path, file, file.tell())
 
 
+@lru_cache(64)  # a bundle is read several times, and the header is a third of the work for a small file
 def _header(name: str, size: int) -> bytes:
     """Return the only USTAR header that is allowed for a regular file of this name and size."""
     info = tarfile.TarInfo(name)

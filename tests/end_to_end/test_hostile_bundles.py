@@ -11,7 +11,8 @@ import json
 import os
 import random
 import tarfile
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,20 @@ from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle
 from tests.support.devices import Device
+from tests.support.paths import IN_MEMORY
 
 PAYLOAD_FLIPS = 10_000
 PAYLOAD_FLIPS_INSTALLED = 100
 CUTS_BELOW = 4096
 SEED = 20261121
 BLOCK = 512
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory, because these tests try to install 6,000 bundles."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

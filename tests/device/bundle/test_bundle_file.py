@@ -53,27 +53,17 @@ def test_another_key_is_refused_and_the_error_names_both_keys(path: Path, signin
 
 def test_every_flipped_byte_is_refused(path: Path, signing_key: SigningKey, tmp_path: Path) -> None:
     whole = path.read_bytes()
+    with open_bundle(path, None) as bundle:
+        start = bundle._payload_start
     damaged = tmp_path / "damaged.edgert"
     damaged.write_bytes(whole)
     with damaged.open("r+b", buffering=0) as file:
         for at, byte in enumerate(whole):
             os.pwrite(file.fileno(), bytes([byte ^ (1 << at % 8)]), at)
-            with pytest.raises(BundleError):
+            with pytest.raises(BundleError if at < start else BundleCorrupt):
                 read_all(damaged, signing_key)
             os.pwrite(file.fileno(), bytes([byte]), at)
     assert read_all(damaged, signing_key)
-
-
-def test_a_flipped_byte_behind_the_envelope_is_refused(path: Path, signing_key: SigningKey) -> None:
-    whole = path.read_bytes()
-    with open_bundle(path, None) as bundle:
-        start = bundle._payload_start
-    with path.open("r+b", buffering=0) as file:
-        for at in range(start, len(whole)):
-            os.pwrite(file.fileno(), bytes([whole[at] ^ (1 << at % 8)]), at)
-            with pytest.raises(BundleCorrupt):
-                read_all(path, signing_key)
-            os.pwrite(file.fileno(), whole[at : at + 1], at)
 
 
 def test_every_truncation_is_refused(path: Path, signing_key: SigningKey, tmp_path: Path) -> None:
