@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("onnx")
 
 from edgert.errors import BuildFailed
 from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import BuildSpec, builder_for
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
@@ -83,6 +85,21 @@ def test_the_error_names_a_node_that_openvino_does_not_know_and_not_the_next_nod
     with pytest.raises(BuildFailed, match=r"Pad 'around': Unsupported padding mode: \[wrap\]; export") as raised:
         build("openvino", source, CalibrationSet({"x": models.random(12, 3, 8, 8)}, None), "fp32", tmp_path)
     assert "conv" not in raised.value.message
+
+
+@pytest.mark.parametrize(("side", "refused"), [(4, True), (12, False)])
+def test_an_antialiasing_that_openvino_ignores_is_refused_only_where_an_image_shrinks(
+    side: int, refused: bool, tmp_path: Path
+) -> None:
+    body = 'y = Resize<mode="linear", antialias=1, coordinate_transformation_mode="half_pixel">(x, , , sizes)'
+    sizes = {"sizes": np.array([1, 2, side, side])}
+    proto = models.model(f"float[1,2,8,8] x) => (float[1,2,{side},{side}] y", body, sizes, opset=18)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(12, 2, 8, 8)}, None)
+    with pytest.raises(BuildFailed, match="ignores the antialiasing of Resize 'y'") if refused else nullcontext():
+        artifact = build("openvino", source, samples, "fp32", tmp_path)
+        got, want = artifact_outputs(artifact, source, samples), reference_outputs(source, samples)
+        np.testing.assert_allclose(got[0], want[0], atol=1e-5)
 
 
 def test_the_error_names_an_operator_that_openvino_lacks(tmp_path: Path) -> None:
