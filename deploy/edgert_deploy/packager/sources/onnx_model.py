@@ -269,8 +269,8 @@ def check_weights(proto: Any) -> None:
                     f"weight {tensor.name[:80]!r} has shape {list(tensor.dims)}, but not as many values as this shape: "
                     "the file is damaged, export it again"
                 ) from error
-            # Minus infinity is an intentional mask.
-            bad = np.isnan(array).sum() + np.isposinf(array).sum()
+            # Minus infinity is an intentional mask, and so is a single number, as JAX writes it for ids out of range.
+            bad = 0 if array.size == 1 else np.isnan(array).sum() + np.isposinf(array).sum()
             if bad:
                 raise SourceInvalid(
                     f"weight {tensor.name[:80]!r} is NaN or infinite in {bad} of {counted(array.size, 'value')}: "

@@ -76,7 +76,7 @@ def _why_missing(op_type: str) -> str:
         )
     if op_type in CONTROL_FLOW:
         return "it depends on the data, and TFLite has no such operator: build the model for targets with onnxruntime or openvino"
-    return "TFLite has no such operator, and EdgeRT does not compose it from other operators"
+    return "EdgeRT does not express this operator in TFLite's operators"
 
 
 def _define_inputs(lowering: Lowering, graph: Graph) -> list[Problem]:

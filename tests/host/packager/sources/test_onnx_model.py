@@ -13,7 +13,7 @@ pytest.importorskip("onnx")
 
 from edgert.tensors import TensorSpec
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
-from edgert_deploy.packager.sources.onnx_model import parse
+from edgert_deploy.packager.sources.onnx_model import check_weights, parse
 from edgert_deploy.packager.sources.tensor_specs import (
     input_specs,
 )
@@ -26,6 +26,14 @@ def test_the_inputs_of_a_model_do_not_include_its_weights() -> None:
     proto = models.mlp()
     assert input_specs(proto) == (OPEN,)
     assert opset_of(parse("m.onnx", proto.SerializeToString())) == 17
+
+
+@pytest.mark.parametrize("fill", [np.nan, np.inf])
+def test_a_single_number_that_masks_values_is_no_damaged_weight(fill: float) -> None:
+    """JAX's lookup gives NaN for an id out of range. The build refused such a model as diverged."""
+    mask = {"none": np.float32(0), "fill": np.float32(fill)}
+    body = "known = Greater (x, none) y = Where (known, x, fill)"
+    check_weights(models.model("float[N,4] x) => (float[N,4] y", body, {k: np.asarray(v) for k, v in mask.items()}))
 
 
 PEAK_OF_EXAMINE = """

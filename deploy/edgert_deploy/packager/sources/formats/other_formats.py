@@ -44,6 +44,18 @@ CHECKPOINT = (
     "save it with model.export('folder'), and give that folder"
 )
 NO_GRAPH = "weights without a model: export the model itself as ONNX, with these weights"
+JAX_TO_ONNX = (
+    "convert the JAX function to ONNX, for example with jax2onnx.to_onnx(function, [('B', 32, 32, 3)], "
+    "return_mode='file', output_path='model.onnx'), and give that file"
+)
+STABLEHLO = f"a program in StableHLO, which no engine of EdgeRT runs: {JAX_TO_ONNX}"
+JAX_WEIGHTS = f"weights of JAX without a model: load them in JAX; then {JAX_TO_ONNX}"
+# A checkpoint of Orbax, and the folder of its CheckpointManager, which has a folder for each step.
+ORBAX = ("manifest.ocdbt", "*/manifest.ocdbt", "*/*/manifest.ocdbt")
+JAX_SAVED_MODEL = (
+    "a SavedModel that JAX wrote, whose StableHLO program tf2onnx cannot convert to ONNX: give the .keras file if Keras "
+    f"with the JAX backend exported the folder; otherwise {JAX_TO_ONNX}"
+)
 ARCHIVE = "a packed archive: unpack it, and give the model's file"
 # The formats that are recognized by the first bytes of the file.
 BEGINNINGS = {
@@ -70,6 +82,8 @@ SUFFIXES = {
     ".index": CHECKPOINT,
     ".caffemodel": "a Caffe model: convert it to ONNX first",
     ".safetensors": NO_GRAPH,
+    ".msgpack": JAX_WEIGHTS,  # Flax
+    ".mlir": STABLEHLO,
 }
 
 
@@ -86,7 +100,11 @@ def other_format(path: Path) -> str:
 
 
 def _of_folder(path: Path) -> str:
-    if (path / "saved_model.pb").is_file() or not any(path.glob("*.index")):
+    if (graph := path / "saved_model.pb").is_file():
+        return JAX_SAVED_MODEL if _holds(graph, b"XlaCallModule") else ""
+    if any(file for pattern in ORBAX for file in path.glob(pattern)):
+        return JAX_WEIGHTS
+    if not any(path.glob("*.index")):
         return ""
     parent = path.resolve().parent
     return f"a part of a SavedModel: give {parent}" if (parent / "saved_model.pb").is_file() else CHECKPOINT
@@ -101,6 +119,10 @@ def _by_content(path: Path, head: bytes) -> str:
         return "" if _holds(path, b"model_config") else KERAS_PART.format("weights", "layers")
     if head[:1] == b"{":
         return _of_json(head)
+    if b"StableHLO_v" in head:  # MLIR's byte code, and jax.export's file around it
+        return STABLEHLO
+    if path.suffix == ".eqx":  # arrays of NumPy
+        return JAX_WEIGHTS
     if head.startswith(b"<?xml") and b"<net " in head:
         return "in OpenVINO's own format: give the ONNX model that it was made from"
     if path.name == "saved_model.pb":
@@ -137,5 +159,7 @@ def _of_json(head: bytes) -> str:
 
 
 def _holds(path: Path, text: bytes) -> bool:
+    if not path.stat().st_size:  # mmap refuses an empty file
+        return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(text) >= 0

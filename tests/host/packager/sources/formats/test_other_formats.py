@@ -75,6 +75,10 @@ FILES = {
     "weights.npz": (arrays(), "NumPy arrays"),
     "saved_model.pb": (b"\x08\x01\x12", "give the folder of the SavedModel"),
     "ckpt-1.index": (bytes(20), "a checkpoint of TensorFlow"),
+    "net.jax": (b"\x3c\x00\x00\x00" + bytes(300) + b"ML\xefR\x0dStableHLO_v1.15.0", r"StableHLO.*jax2onnx\.to_onnx"),
+    "net.mlir": (b"#loc = loc(unknown)\nmodule @jit_f", "StableHLO, which no engine"),
+    "net.msgpack": (b"\x82\xa6params", r"weights of JAX without a model.*jax2onnx"),
+    "net.eqx": (b"\x93NUMPY\x01\x00", "weights of JAX without a model"),
     "frozen.pb": (b"\n\x1f\n\x05input", "--graphdef"),
 }
 
@@ -106,6 +110,20 @@ def test_the_folder_of_a_tensorflow_checkpoint_is_named(tmp_path: Path) -> None:
     assert other_format(folder) == f"ckpt is a part of a SavedModel: give {tmp_path}"
     (folder / "saved_model.pb").touch()
     assert other_format(folder) == ""
+
+
+@pytest.mark.parametrize("step", ["", "7", "7/default"])
+def test_the_folder_of_an_orbax_checkpoint_is_named(step: str, tmp_path: Path) -> None:
+    (tmp_path / "ckpt" / step).mkdir(parents=True)
+    (tmp_path / "ckpt" / step / "manifest.ocdbt").touch()
+    with pytest.raises(SourceInvalid, match=r"ckpt is weights of JAX without a model.*jax2onnx"):
+        load_source(tmp_path / "ckpt")
+
+
+def test_a_saved_model_of_jax_is_refused_before_tensorflow_starts(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01\x12 main \x0dXlaCallModule")
+    with pytest.raises(SourceInvalid, match=r"a SavedModel that JAX wrote.*the \.keras file.*jax2onnx"):
+        load_source(tmp_path)
 
 
 def test_a_file_that_can_be_built_gets_no_message(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ TEXTS = (
 
 def main() -> int:
     request = json.loads(sys.argv[1])
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+    # tf2onnx needs TensorFlow, whichever backend trained the model.
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", KERAS_BACKEND="tensorflow")
     try:
         import tensorflow
         import tf2onnx

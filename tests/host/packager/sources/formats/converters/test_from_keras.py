@@ -5,6 +5,9 @@ test_convert.py runs the whole converter if TensorFlow is installed.
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, known_reason, short
+from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, known_reason, main, short
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
@@ -50,3 +53,12 @@ def test_the_reason_of_a_failed_conversion_is_short() -> None:
     assert known_reason(TypeError(whole)).startswith("Keras 2 wrote the file")
     unknown = ValueError("one\ntwo " + 400 * "x")
     assert (known_reason(unknown), short(unknown)) == ("", "ValueError: " + 300 * "x")
+
+
+def test_the_backend_that_the_user_chose_for_keras_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "CUDA_VISIBLE_DEVICES", "KERAS_BACKEND"):
+        monkeypatch.setenv(name, "jax")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.setattr(sys, "argv", ["from_keras.py", json.dumps({"model": "", "out": "", "inputs": {}})])
+    assert main() == 4  # TensorFlow is missing
+    assert os.environ["KERAS_BACKEND"] == "tensorflow"
