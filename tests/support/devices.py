@@ -31,6 +31,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from tests.support.bundles import make_null_bundle
+from tests.support.paths import IN_MEMORY
 from tests.support.stand_ins.forked_edgertd import shared
 
 WAIT_S_MAX = 120.0  # long enough for a busy machine
@@ -162,7 +163,7 @@ def a_device(config: str = "", *, started: bool = True, programs: bool = False) 
     With `programs`, the commands, the monitor, the daemon and the first model's workers are separate programs, as on a
     device. Each of them takes 0.3 s to import edgert. Otherwise they are forks of a process that has imported edgert.
     """
-    device = Device(Path(tempfile.mkdtemp(prefix="edgert-")), forked=not programs)
+    device = Device(Path(tempfile.mkdtemp(prefix="edgert-", dir=IN_MEMORY)), forked=not programs)
     try:
         device.prepare(config)
         if started:
