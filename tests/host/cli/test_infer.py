@@ -45,7 +45,7 @@ def test_infer_asks_a_device_and_leaves_no_file_on_the_device(edgert: Edgert, he
     stop(tmp_path / "dev")
     code, answer = edgert("infer", "echo", "--input", tmp_path / "in.npy", "here")
     assert (code, answer["error"]["code"]) == (8, "unavailable.daemon")
-    assert answer["error"]["message"].endswith("start it with edgert bootstrap here")
+    assert answer["error"]["message"].endswith("edgert bootstrap here starts a stopped daemon")
     assert edgert("bootstrap", "here")[0] == 0
     assert edgert("infer", "echo", "--input", tmp_path / "in.npy", "here")[0] == 0
 
