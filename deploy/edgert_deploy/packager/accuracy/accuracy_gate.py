@@ -86,6 +86,10 @@ class GateResult:
         return self.accuracy.passed and not self.failed_groups
 
     @property
+    def sqnr_db(self) -> float:
+        return next(metric.artifact for metric in self.other_metrics if metric.name == "sqnr_db")
+
+    @property
     def failed_groups(self) -> tuple[Group, ...]:
         """The groups whose drop is above their limit, without groups of fewer than GROUP_SAMPLES_MIN samples.
 

@@ -31,6 +31,8 @@ from edgert_deploy.packager.candidates.recipes import CANNOT_BE_BUILT, NotBuilt,
 from edgert_deploy.packager.request import TargetRequest
 from edgert_deploy.packager.sources.source_model import SourceModel
 
+FP32_SQNR_DB_MIN = 40.0  # an error of 1 %. The FP32 artifacts of most models have an error below 0.01 %
+
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -124,6 +126,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
     timings = _timings(findings, passed, measure)
     packed = _sorted([fastest(good, timings) if timings else good[0] for good in passed], timings)
     _warn_of_float(findings, packed, timings)
+    _warn_of_inexact_fp32(findings, packed)
     for candidate in packed:
         for remark in candidate.artifact.remarks:
             findings.warn(f"{findings.name}: {remark}")
@@ -206,6 +209,21 @@ def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Ti
                 work = "all work in float, although the artifact is called INT8"
             advice = "" if target.is_auto else "; --precision auto would choose another precision"
             findings.warn(f"{findings.name}: {candidate.artifact.engine} computes {work}{advice}")
+
+
+def _warn_of_inexact_fp32(findings: _Findings, packed: Sequence[Candidate]) -> None:
+    """Add a warning for each FP32 artifact that passes, although its engine seems to compute another model."""
+    if findings.builder.evaluation.source.quantized:  # each engine rounds the answers of such a model in its own way
+        return
+    for candidate in packed:
+        if candidate.artifact.precision == "fp32" and candidate.result.sqnr_db < FP32_SQNR_DB_MIN:
+            share = share_text(10 ** (-candidate.result.sqnr_db / 20))
+            engine = candidate.artifact.engine
+            findings.warn(
+                f"{findings.name}: {engine}'s answers in FP32 differ from the source's by {share}, so {engine} probably "
+                f"computes an operator in another way: compare its answers with your model's, or remove {engine} from the "
+                "profile's engines"
+            )
 
 
 def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:

@@ -18,6 +18,7 @@ from edgert.bundle.signing import SigningKey
 from edgert.errors import BuildFailed
 from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import DeviceProfile
+from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.choice import choose, in_preference
@@ -101,6 +102,18 @@ def test_auto_takes_the_precision_that_passes_and_warns_if_it_is_not_int8(
     assert not any(one.is_int8 for one in candidates_of(result))
     (reason,) = [text for text in result.warnings if "one: onnxruntime gets FP" in text]
     assert re.search(r"not INT8: INT8 \([a-z-]+\): top1 fell by", reason)
+
+
+def test_an_fp32_artifact_that_answers_unlike_the_source_gets_a_warning(
+    build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = replace(build_request, precision="fp32", engines="first")
+    assert not any("in FP32 differ" in text for text in pack(request, signing_key, tmp_path / "x.edgert").warnings)
+    monkeypatch.setattr(accuracy_gate, "sqnr_db", lambda reference, answers: 26.0)
+    warnings = pack(request, signing_key, tmp_path / "y.edgert").warnings
+    assert any(
+        text.startswith("one: onnxruntime's answers in FP32 differ from the source's by 5 %") for text in warnings
+    )
 
 
 def test_auto_times_the_precisions_that_pass_on_this_machine_and_takes_the_fastest(
