@@ -212,7 +212,7 @@ def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Ti
 
 
 def _warn_of_inexact_fp32(findings: _Findings, packed: Sequence[Candidate]) -> None:
-    """Add a warning for each FP32 artifact that passes, although its engine seems to compute another model."""
+    """Add a warning for each FP32 artifact whose engine seems to compute another model."""
     if findings.builder.evaluation.source.quantized:  # each engine rounds the answers of such a model in its own way
         return
     for candidate in packed:
