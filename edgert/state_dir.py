@@ -31,6 +31,8 @@ from edgert.machine import in_home
 
 SYSTEM_SOCKET = Path("/run/edgert/edgert.sock")  # the socket of the system's service
 ROOTS_STATE, USERS_STATE = Path("/var/lib/edgert"), "~/.local/state/edgert"
+# A name in STATE/learned starts with this number of digits of a hash; a name in STATE/cache starts with all digits.
+LEARNED_NAME_CHARS = 32
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of AF_UNIX on Linux, without its terminating zero
 
 

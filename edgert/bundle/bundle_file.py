@@ -66,7 +66,7 @@ class Bundle:
     @property
     def digest(self) -> str:
         """The manifest's SHA-256. It identifies the whole content: the manifest has the hashes of all files."""
-        return hashlib.sha256(self.envelope.payload).hexdigest()
+        return self.envelope.digest
 
     def verify_files(self) -> None:
         """Read every byte after the manifest. Raises BundleCorrupt at the first byte that was not signed."""

@@ -14,7 +14,6 @@ the slots for a file with this hash, and checks the hash again.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -92,7 +91,7 @@ class Delta:
     @property
     def digest(self) -> str:
         """The bundle's digest: the manifest's SHA-256."""
-        return hashlib.sha256(self.envelope.payload).hexdigest()
+        return self.envelope.digest
 
     def verify_files(self) -> None:
         """Read every part. Raises BundleCorrupt at the first part that does not give the signed content."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,6 +42,11 @@ class Envelope:
     key_ids: tuple[str, ...]
     signatures: tuple[bytes, ...]
     payload_type: str = PAYLOAD_TYPE
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the payload. A manifest's digest identifies the whole bundle."""
+        return hashlib.sha256(self.payload).hexdigest()
 
     def verify(self, trusted: tuple[PublicKey, ...]) -> PublicKey:
         """Return the trusted key that signed the payload. Raises SignatureInvalid."""

@@ -110,7 +110,7 @@ def _held_manifest(path: Path, entry: Entry, trusted: tuple[PublicKey, ...]) -> 
 def _signed_manifest(data: bytes, entry: Entry, trusted: tuple[PublicKey, ...]) -> Manifest:
     envelope = parse_envelope(data)
     envelope.verify(trusted)
-    return _checked(Manifest.from_bytes(envelope.payload), hashlib.sha256(envelope.payload).hexdigest(), entry)
+    return _checked(Manifest.from_bytes(envelope.payload), envelope.digest, entry)
 
 
 def _checked(manifest: Manifest, digest: str, entry: Entry) -> Manifest:

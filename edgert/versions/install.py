@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,14 +26,13 @@ from edgert.errors import (
     TransitionRefused,
 )
 from edgert.extras import check_tokenizers
-from edgert.state_dir import StateDir
+from edgert.state_dir import LEARNED_NAME_CHARS, StateDir
 from edgert.versions.installed import InstalledVersion, load_version
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slot_store import STAGE_NAME, SlotStore
 from edgert.versions.slots import SLOT_NAMES, Slots, Version
 from edgert.versions.trust import trusted_keys
 
-NAME_CHARS = 32  # names in STATE/learned start with this many digits of a hash; names in STATE/cache with all digits
 SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs and the spool
 
 
@@ -168,12 +166,12 @@ def _remove_unused(state: StateDir, manifest: Manifest, digest: str) -> None:
     used = {digest, *(entry.sha256 for entry in manifest.files)}
     with contextlib.suppress(BundleError, OSError):  # if a manifest cannot be read, the used files are not known
         for path in state.models.glob(f"*/*/{ENVELOPE_NAME}"):
-            payload = parse_envelope(path.read_bytes()).payload
-            used |= {hashlib.sha256(payload).hexdigest(), *(e.sha256 for e in Manifest.from_bytes(payload).files)}
-        used = {sha256[:NAME_CHARS] for sha256 in used}
+            envelope = parse_envelope(path.read_bytes())
+            used |= {envelope.digest, *(entry.sha256 for entry in Manifest.from_bytes(envelope.payload).files)}
+        used = {sha256[:LEARNED_NAME_CHARS] for sha256 in used}
         for path in (*state.cache.glob("*"), *state.learned.glob("*")):
-            name = path.name.lstrip(".")[:NAME_CHARS]
-            if len(name) == NAME_CHARS and not name.strip("0123456789abcdef") and name not in used:
+            name = path.name.lstrip(".")[:LEARNED_NAME_CHARS]
+            if len(name) == LEARNED_NAME_CHARS and not name.strip("0123456789abcdef") and name not in used:
                 shutil.rmtree(path, ignore_errors=True)  # does nothing if `path` is a file
                 path.unlink(missing_ok=True)
 

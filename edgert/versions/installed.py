@@ -56,14 +56,14 @@ def load_live(store: SlotStore, config: DeviceConfig) -> InstalledVersion:
 def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
     """Read the manifest in `folder`. Raises BundleCorrupt unless the digest of the manifest is `digest`."""
     try:
-        payload = parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload
+        envelope = parse_envelope((folder / ENVELOPE_NAME).read_bytes())
     except OSError as error:
         raise BundleCorrupt(f"{folder} has no readable manifest: {error.strerror}; deploy it again") from error
-    if hashlib.sha256(payload).hexdigest() != digest:
+    if envelope.digest != digest:
         raise BundleCorrupt(
             f"the manifest in {folder} changed since its install, so the disk may be faulty: deploy it again"
         )
-    manifest = Manifest.from_bytes(payload)
+    manifest = Manifest.from_bytes(envelope.payload)
     target = manifest.target_for(config.profile, config.machine)
     reference = manifest.artifact(target.reference) if target.reference else None
     artifacts = tuple(manifest.artifact(name) for name in target.artifacts)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from edgert.durable import replace_file
+from edgert.state_dir import LEARNED_NAME_CHARS
 
 # The memory of a worker with its engine's code, but without its model.
 PROGRAM_MB = 40.0  # for a worker that is a separate program
@@ -45,7 +46,7 @@ class LearnedSizes:
             pass  # the disk is full: the size is not stored, but the model serves
 
     def _path(self, digest: str) -> Path:
-        return self._folder / f"{digest[:32]}.size.json"
+        return self._folder / f"{digest[:LEARNED_NAME_CHARS]}.size.json"
 
 
 def estimated_mb(folder: Path, forked: bool) -> float:

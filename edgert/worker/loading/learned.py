@@ -9,6 +9,7 @@ from pathlib import Path
 from edgert.config import ServingConfig
 from edgert.durable import replace_file
 from edgert.engines import threads_to_try
+from edgert.state_dir import LEARNED_NAME_CHARS
 from edgert.typed_json import json_bytes, read_json
 from edgert.worker_link.run_page import SESSIONS_MAX
 
@@ -91,7 +92,7 @@ class LearnedFile:
     """The file with the learned settings of one artifact; `folder` is the state's `learned/`."""
 
     def __init__(self, folder: Path, artifact_sha256: str) -> None:
-        self._path = folder / f"{artifact_sha256[:32]}.json"
+        self._path = folder / f"{artifact_sha256[:LEARNED_NAME_CHARS]}.json"
 
     def read(self, circumstances: Circumstances) -> Learned | None:
         """Return the settings learned under these conditions; None if they are missing or the file is damaged."""
