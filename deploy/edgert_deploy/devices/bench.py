@@ -52,7 +52,7 @@ def bench_bundle_on(
     Raises NotCompatible, EngineMissing, BundleError, and the errors of the link and the device.
     """
     daemon = RemoteDaemon(transport, device, progress)
-    facts = daemon.status()
+    facts = daemon.named(daemon.status())
     with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder, open_bundle(path, trusted=None) as bundle:
         _write_bundle(bundle, bundle.manifest.target_for(facts.profile, facts.machine), facts, Path(folder))
         model = facts.model(bundle.manifest.model)

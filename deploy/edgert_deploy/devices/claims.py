@@ -103,8 +103,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
             check_not_set_up(daemon.device, daemon.transport)
             facts = DeviceStatus.from_json(answer["status"])
             others = tuple(claim for claim in facts.claims if claim.model != model)
-            facts = replace(facts, device=daemon.device.name, claims=others)  # a renamed device has its old name
-            yield HeldClaim(daemon, token, facts, answer.get("here"))
+            yield HeldClaim(daemon, token, daemon.named(replace(facts, claims=others)), answer.get("here"))
         finally:
             with contextlib.suppress(EdgeRTError):
                 # If the link is lost, the claim expires on the device, and its token stays recorded on this host.

@@ -6,6 +6,7 @@ An error of the device is raised on this host with the same class.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from edgert.checks.status import DeviceStatus
@@ -52,6 +53,10 @@ class RemoteDaemon:
 
     def status(self) -> DeviceStatus:
         return DeviceStatus.from_json(self.call("status"))
+
+    def named(self, status: DeviceStatus) -> DeviceStatus:
+        """Return `status` with the inventory's name of the device, because a renamed one reports its old name."""
+        return replace(status, device=self.device.name)
 
     def call(self, *words: str, timeout_s: float = QUICK_S_MAX) -> dict[str, Any]:
         """Return the JSON of `edgertd WORDS --json`.

@@ -119,7 +119,7 @@ class _Deployment:
     def run(self) -> Outcome:
         if self.request.stop.asked:
             raise Interrupted("interrupted before anything was done")
-        facts = replace(self._facts(), device=self.device.name)  # a renamed device has its old name
+        facts = self.daemon.named(self._facts())
         plan = make_plan(facts, self.request.offer, self.request.limits)
         transfer = Transfer(self.request, self.daemon, self.progress)
         if self.request.dry_run:
