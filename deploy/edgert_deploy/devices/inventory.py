@@ -190,7 +190,7 @@ class Inventory:
             self._check_new(device, _devices(document, self.path))
             tables = document.setdefault("devices", tomlkit.table(is_super_table=True))
             tables[device.name] = _change_table(tomlkit.table(), None, device)
-            self._write(document, tomlkit.dumps(document))
+            self._write(document)
 
     def remove(self, name: str) -> Device:
         """Remove a device and return it. Raises ConfigInvalid for an unknown name."""
@@ -198,7 +198,7 @@ class Inventory:
             (removed,) = select(_devices(document, self.path), name, self.path, groups=False)
             before = tomlkit.dumps(document)
             del document["devices"][name]
-            self._write(document, _without_table(before, name), tomlkit.dumps(document))
+            self._write(document, _without_table(before, name))
             return removed
 
     def change(self, names: Sequence[str], edit: Callable[[Device], Device]) -> list[Device]:
@@ -219,7 +219,7 @@ class Inventory:
                     changed.append(after)
             new = {device.name: device for device in changed}
             _check_groups([new.get(device.name, device) for device in present], self.path)
-            self._write(document, tomlkit.dumps(document))
+            self._write(document)
         return changed
 
     def _check_new(self, device: Device, present: list[Device]) -> None:
@@ -263,13 +263,14 @@ class Inventory:
         with lock:
             yield self._read()
 
-    def _write(self, document: tomlkit.TOMLDocument, *texts: str) -> None:
-        """Replace the file by the first of `texts` that has the content of `document`.
+    def _write(self, document: tomlkit.TOMLDocument, better: str = "") -> None:
+        """Replace the file by `better`, or else by tomlkit's text, if the text has the content of `document`.
 
-        Raises ConfigInvalid if no text has it: tomlkit writes some mixtures of tables and dotted keys wrongly.
+        Raises ConfigInvalid if neither has it: tomlkit writes some mixtures of tables and dotted keys wrongly.
         """
         devices = document.unwrap().get("devices") or {}
-        text = next((text for text in texts if _tables_in(text) == devices), None)
+        texts = (better, tomlkit.dumps(document))
+        text = next((text for text in texts if text and _tables_in(text) == devices), None)
         if text is None:
             raise ConfigInvalid(
                 f"{self.path} has a form that edgert cannot change, and stays as it is: write every device as a table "
