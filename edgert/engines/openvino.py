@@ -121,16 +121,15 @@ class _Bucket:
         self._request = compiled.create_infer_request()
         self._inputs = [np.zeros(tuple(compiled.input(spec.name).shape), spec.dtype) for spec in inputs]
         ports = [compiled.output(spec.name) for spec in outputs]
-        shapes = [
-            (size, *spec.item_shape) if port.partial_shape.is_dynamic else tuple(port.shape)
-            for spec, port in zip(outputs, ports, strict=True)
-        ]
-        self._outputs = [np.zeros(shape, spec.dtype) for spec, shape in zip(outputs, shapes, strict=True)]
         # OpenVINO knows the shapes of some outputs only after a run, such as the padded boxes of an NMS.
-        self._unsure = [
-            (spec.name, shape)
-            for spec, port, shape in zip(outputs, ports, shapes, strict=True)
+        self._unsure = {
+            spec.name: (size, *spec.item_shape)
+            for spec, port in zip(outputs, ports, strict=True)
             if port.partial_shape.is_dynamic
+        }
+        self._outputs = [
+            np.zeros(self._unsure.get(spec.name) or tuple(port.shape), spec.dtype)
+            for spec, port in zip(outputs, ports, strict=True)
         ]
         self._cuts = cuts
         for spec, array in zip((*inputs, *outputs), (*self._inputs, *self._outputs), strict=True):
@@ -141,7 +140,7 @@ class _Bucket:
         for preset, array in zip(self._inputs, tensors, strict=True):
             preset[:count] = array
         self._request.infer(share_outputs=True)
-        for name, shape in self._unsure:
+        for name, shape in self._unsure.items():
             if (found := tuple(self._request.get_tensor(name).shape)) != shape:
                 raise EngineFailed(f"openvino gave output {name!r} the shape {list(found)} instead of {list(shape)}")
         return [preset[:count].copy() if self._cuts else preset.copy() for preset in self._outputs]

@@ -59,9 +59,7 @@ class LatestTime:
         """Once a day, store the clock's time if the clock follows a time source. Call this every CHECK_S."""
         wall_s = self._wall_clock()
         if self._clock_synced() and wall_s - self._stored_s() > STORE_STEP_S:
-            with contextlib.suppress(
-                StorageFailed
-            ):  # the disk is full, or the file is locked; the next call tries again
+            with contextlib.suppress(StorageFailed):  # the disk is full, or a lock is held; the next call tries again
                 self.store(wall_s, wait_s=0)
 
     def _stored_s(self) -> float:

@@ -14,7 +14,7 @@ from edgert_deploy.packager.accuracy.grids import ANCHORS_MIN, boxes_and_scores,
 from edgert_deploy.packager.accuracy.judgement import CLASSES_MAX, Judgement, are_probabilities, within
 from edgert_deploy.packager.accuracy.objects import Layout, finds_nothing, object_agreement
 from edgert_deploy.packager.accuracy.reference import Reference
-from edgert_deploy.packager.samples.processing import MASKS_MIN
+from edgert_deploy.packager.samples.processing import MASKS_MIN, SUPPRESSED_VALUES
 
 IMAGE_RANK = 3  # the rank of an image sample
 # In boxes after suppression, at least this share of the lefts and tops is not above the rights and bottoms.
@@ -177,28 +177,22 @@ def _recognized_objects(
                 return _of_objects(layout, reference, i, (names[j], j))
         values = min(boxes.shape[1:])
         for extras in (0, values - 5, values - 6):  # key points have boxes of one class
-            if extras % 3 or extras < 0 or not _may_be_points(boxes, extras):
+            if extras % 3 or extras < 0:
                 continue
-            if (layout := _layout(names[i], boxes, extras, image)) is not None:
+            if (layout := _layout(names[i], boxes, extras, image, points=True)) is not None:
                 return _of_objects(layout, reference, i, None)
     return None
 
 
-def _may_be_points(boxes: Array, extras: int) -> bool:
-    """Return whether boxes may end with `extras` values of key points: x, y and a visibility of 0 to 1."""
-    rows = boxes if boxes.shape[1] < boxes.shape[2] else boxes.transpose(0, 2, 1)
-    return within(rows[:, rows.shape[1] - extras :][:, 2::3])
-
-
-def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int]) -> Layout | None:
+def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int], *, points: bool = False) -> Layout | None:
     """Return the layout of boxes that end with `extras` values; None if they do not.
 
-    The values are key points or factors of masks.
+    The values are factors of masks or, with `points`, key points: x, y and a visibility of 0 to 1.
     """
     axis = 1 if boxes.shape[1] < boxes.shape[2] else 2
     rows = np.moveaxis(boxes, axis, 1)
     rows, behind = rows[:, : rows.shape[1] - extras], rows[:, rows.shape[1] - extras :]
-    if extras and within(behind):
+    if extras and (within(behind) or (points and not within(behind[:, 2::3]))):
         return None
     if axis == 2 and are_suppressed(rows):
         return Layout(name, "suppressed", False, extras, image)
@@ -209,7 +203,7 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int]) -> Lay
 
 def are_suppressed(rows: Array) -> bool:
     """Return whether rows `[N, 6, K]` are boxes after suppression: two corners, a score and a class."""
-    if rows.shape[1] != 6 or not within(rows[:, 4]) or within(rows[:, :4]):
+    if rows.shape[1] != SUPPRESSED_VALUES or not within(rows[:, 4]) or within(rows[:, :4]):
         return False
     if float((rows[:, 2:4] >= rows[:, :2]).mean()) < ORDERED_MIN:
         return False

@@ -31,14 +31,10 @@ def check_answers_repeat(proto: Any, run: Callable[[], list[Any]]) -> None:
 
     A model may multiply its random numbers by 0.
     """
-    found = [
-        f"{node.op_type} {(node.name or node.output[0])[:80]!r}"
-        for node in nodes_of(proto.graph)
-        if node.op_type in OPERATORS
-    ]
-    if found and not all(map(_same, run(), run())):
+    node = next((node for node in nodes_of(proto.graph) if node.op_type in OPERATORS), None)
+    if node is not None and not all(map(_same, run(), run())):
         raise SourceInvalid(
-            f"the model draws random numbers ({found[0]}), so each run on a sample gives another answer, and no device could "
+            f"the model draws random numbers ({node.op_type} {(node.name or node.output[0])[:80]!r}), so each run on a sample gives another answer, and no device could "
             "check its answers: export the model in inference mode (in PyTorch: model.eval()), or with the random numbers as an input"
         )
 
