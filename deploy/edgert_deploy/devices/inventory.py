@@ -263,14 +263,14 @@ class Inventory:
         with lock:
             yield self._read()
 
-    def _write(self, document: tomlkit.TOMLDocument, better: str = "") -> None:
+    def _write(self, document: tomlkit.TOMLDocument, better: str | None = None) -> None:
         """Replace the file by `better`, or else by tomlkit's text, if the text has the content of `document`.
 
         Raises ConfigInvalid if neither has it: tomlkit writes some mixtures of tables and dotted keys wrongly.
         """
         devices = document.unwrap().get("devices") or {}
         texts = (better, tomlkit.dumps(document))
-        text = next((text for text in texts if text and _tables_in(text) == devices), None)
+        text = next((text for text in texts if text is not None and _tables_in(text) == devices), None)
         if text is None:
             raise ConfigInvalid(
                 f"{self.path} has a form that edgert cannot change, and stays as it is: write every device as a table "
