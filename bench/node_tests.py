@@ -22,6 +22,7 @@ import json
 import multiprocessing
 import os
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.support.node_cases import CONSTANT_INPUTS, PROMISED_GROUPS, NodeTest, bound, load_tests, reason_outside
+from bench.support.node_cases import (
+    CONSTANT_INPUTS,
+    NO_LOWERING,
+    PROMISED_GROUPS,
+    NodeTest,
+    bound,
+    load_tests,
+    reason_outside,
+)
 from tests.support.paths import ROOT
 
 DOCS_PAGE = ROOT / "docs/tflite-operators.md"
@@ -196,43 +205,71 @@ def _difference(outputs: Sequence[Any], test: NodeTest) -> str:
 def page(results: Sequence[Result]) -> str:
     """Return the documentation page with its tables."""
     total = summary(results)
-    wrong = [result for result in results if result.status in (WRONG, CRASHED)]
+    expected, others = [r for r in results if r.outside is None], [r for r in results if r.outside is not None]
+    wrong = sum(result.status in (WRONG, CRASHED) for result in results)
+    missing = sorted({name for r in others for name in _operators_missing(r)}, key=str.lower)
     lines = [
         "# Operators that the TFLite lowering supports",
         "",
-        "The *lowering* converts an ONNX model to TFLite. The first table lists the operators that it supports. A build for",
-        "TFLite refuses a model with another operator and names it; the other engines may support this model.",
+        "The *lowering* converts an ONNX model to TFLite. Look up each operator of your model here:",
         "",
-        "The columns count the ONNX project's own tests, *node tests*, each of which is a small model. *Constant inputs* are",
-        "the numbers of the inputs that must be constants of the model, as exporters write them. If a node test gives one at",
-        "run time, the benchmark makes it a constant before the model is lowered.",
+        "- An operator in [the table](#supported-operators) works in TFLite.",
+        "- With [any other operator](#operators-without-a-lowering), a build for TFLite refuses the model and names the operator.",
+        "  The other engines may support it.",
+        "- [A few forms](#forms-without-a-lowering) of supported operators do not work, either.",
         "",
-        f"{total['expected']} of {total['total']} node tests are expected to pass: each operator of their models is in the first table,",
-        f"and no line of [the last table](#not-expected-to-pass) applies to them. {total['passed']} of them pass in float32, at the",
-        f"tests' own tolerances. {len(wrong) or 'No'} test{'s' if len(wrong) > 1 else ''} gave a wrong answer. `python -m bench.node_tests --docs` makes this page; do not",
-        "edit it.",
+        "The table counts *node tests*: small models with which the ONNX project tests an operator. Of its",
+        f"{total['total']} node tests, {total['expected']} use only supported operators and forms. {total['passed']} of these pass in float32, at their own",
+        f"tolerances. {_counted(wrong)} a wrong answer. `python -m bench.node_tests --docs` makes this page; do not edit it.",
         "",
-        "| operator | tests with it | passed | constant inputs |",
-        "|---|---|---|---|",
-        *_operator_rows([r for r in results if r.outside is None]),
+        "## Supported operators",
         "",
-        "## Not expected to pass",
-        "| reason | tests |",
+        "Some inputs must be constants of the model, as exporters write them. The last column gives the numbers of these",
+        "inputs, counted from 0. (If a node test gives such an input at run time, the benchmark makes it a constant.)",
+        "",
+        "| operator | passed node tests | constant inputs |",
+        "|---|---|---|",
+        *_operator_rows(expected),
+        "",
+        "## Operators without a lowering",
+        "",
+        "The build replaces some of these before the lowering: an `If` whose condition is known, an `STFT` with a constant",
+        "window, and the operators of [quantized models](models.md#quantized-models).",
+        "",
+        *textwrap.wrap(", ".join(missing) + ".", 120),
+        "",
+        "## Forms without a lowering",
+        "",
+        "These models do not work in TFLite, although it supports their operators:",
+        "",
+        "| a model with | node tests |",
         "|---|---|",
-        *(f"| {reason} | {len(names)} |" for reason, names in _by_reason([r for r in results if r.outside])),
+        *(
+            f"| {reason} | {len(names)} |"
+            for reason, names in _by_reason([r for r in others if not _operators_missing(r)])
+        ),
         "",
     ]
     return "\n".join(lines)
+
+
+def _counted(wrong: int) -> str:
+    return {0: "No node test gives", 1: "1 node test gives"}.get(wrong, f"{wrong} node tests give")
+
+
+def _operators_missing(result: Result) -> list[str]:
+    reason = result.outside or ""
+    return reason.removeprefix(NO_LOWERING).split(", ") if reason.startswith(NO_LOWERING) else []
 
 
 def _operator_rows(expected: Sequence[Result]) -> Iterator[str]:
     held = Counter(name for result in expected for name in result.operators)
     passed = Counter(name for result in expected if result.status == PASSED for name in result.operators)
     for group, names in PROMISED_GROUPS.items():
-        yield f"| **{group}** | | | |"
+        yield f"| **{group}** | | |"
         for name in sorted(names.split()):
             constants = ", ".join(map(str, CONSTANT_INPUTS.get(name, ())))
-            yield f"| {name} | {held[name]} | {passed[name]} | {constants} |"
+            yield f"| {name} | {f'{passed[name]} of {held[name]}' if held[name] else 'no node test'} | {constants} |"
 
 
 def _by_reason(results: Sequence[Result]) -> list[tuple[str, list[str]]]:

@@ -43,6 +43,7 @@ PROMISED_GROUPS = {
     "Constants, computed during the build": "CastLike Constant ConstantOfShape Range Shape Size",
 }
 COVERED = frozenset(" ".join(PROMISED_GROUPS.values()).split())
+NO_LOWERING = "no lowering for "  # reason_outside starts so if an operator is not in COVERED
 
 # Inputs that a build needs as constants, by operator; exported models have them as constants.
 CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
@@ -168,12 +169,12 @@ OUTSIDE = (
         "powers of int64",
         lambda test: bool(_nodes(test, "Pow")) and {t.dtype for t in test.inputs.values()} == {np.dtype("int64")},
     ),
-    Outside("training mode", _attribute_is("BatchNormalization", "training_mode", 1)),
-    Outside("training mode", _trains),
+    Outside("an operator in training mode", _attribute_is("BatchNormalization", "training_mode", 1)),
+    Outside("an operator in training mode", _trains),
     Outside("the mask of Dropout", _has_output("Dropout", 1)),
     Outside("the indices of MaxPool", _has_output("MaxPool", 1)),
     Outside("the peepholes of an LSTM", lambda test: any(len(node.input) > 7 for node in _nodes(test, "LSTM"))),
-    Outside("ONNX Runtime does not support it", _is_refused_by_onnx_runtime),
+    Outside("a form that ONNX Runtime does not support", _is_refused_by_onnx_runtime),
     # ONNX Runtime 1.32 has no kernel for it: it writes the operator out, and casts to float64 on the way.
     Outside("ReduceLogSumExp of opset 28", lambda test: _opset(test) >= 28 and bool(_nodes(test, "ReduceLogSumExp"))),
 )
@@ -183,7 +184,7 @@ def reason_outside(test: NodeTest) -> str | None:
     """Return the reason why `test` is not expected to pass; None if it is expected to pass."""
     unknown = [name for name in test.operators if name not in COVERED]
     if unknown:
-        return f"no lowering for {', '.join(unknown)}"
+        return f"{NO_LOWERING}{', '.join(unknown)}"
     return next((rule.reason for rule in OUTSIDE if rule.applies(test)), None)
 
 
