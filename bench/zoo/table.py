@@ -21,10 +21,8 @@ MODELS = {"model": "model", "kind": "kind", "metric": "metric", "FP32's score": 
 ACCURACY = {
     "model": "model",
     "engine": "engine",
-    "EdgeRT's recipe": "recipe",
-    "EdgeRT's score": "ours",
-    "vendor's best recipe": "vendor_recipe",
-    "vendor's score": "vendor",
+    "EdgeRT: recipe, score": "ours_text",
+    "vendor's best: recipe, score": "vendor_text",
 }
 SPEED = {
     "model": "model",
@@ -80,13 +78,26 @@ def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[
 
 def _of_models(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the tables of bench/README.md: the models, their accuracy, their speed, and where INT8 was not packed."""
-    shown = [{**row, "engine": ENGINES[row["engine"]], "refused": _first_reason(row["refused"])} for row in rows]
+    shown = [
+        {
+            **row,
+            "engine": ENGINES[row["engine"]],
+            "refused": _first_reason(row["refused"]),
+            "ours_text": _recipe_and_score(row, "recipe", "ours"),
+            "vendor_text": _recipe_and_score(row, "vendor_recipe", "vendor"),
+        }
+        for row in rows
+    ]
     first_rows = {row["model"]: row for row in reversed(shown)}
     models = [first_rows[name] for name in dict.fromkeys(row["model"] for row in shown)]
     refused = [row for row in shown if row["refused"]]
     for columns, chosen in ((MODELS, models), (ACCURACY, shown), (SPEED, shown), (REFUSED, refused)):
         yield ""
         yield from _table(list(columns), [[_shown(row.get(key)) for key in columns.values()] for row in chosen])
+
+
+def _recipe_and_score(row: Row, recipe: str, score: str) -> str:
+    return ", ".join(filter(None, (_shown(row.get(recipe)), _shown(row.get(score)))))
 
 
 def _first_reason(reasons: str | None) -> str | None:
