@@ -27,8 +27,8 @@ POLL_S = 0.05
 def stop(state: StateDir, as_json: bool) -> None:
     """Stop the daemon; do nothing if no daemon runs. The state folder must belong to a device.
 
-    The daemon answers the requests that have arrived and refuses new requests. If a systemd unit runs the daemon,
-    systemd would restart the daemon: this command then fails and prints the command to use.
+    The daemon answers the requests that have arrived and refuses new requests. If a systemd unit runs the daemon, this
+    command fails and prints the command to use, because systemd would restart the daemon.
 
     \b
     Example:

@@ -52,7 +52,7 @@ DROPPED = ("MB", "SHED", "ENGINE", "P95 MS", "WAIT", "CLIENTS", "STATE", "ERRORS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each update.")
 @click.pass_obj
 def top(state: StateDir, interval_s: float, once: bool, as_json: bool) -> None:
-    """Show the models live: rates, percentiles, batches and their ends, stages, caches, shadow.
+    """Show the models live: rates, percentiles, batches and why they closed, stages, caches, shadow.
 
     Rates are from the last interval. Percentiles and stages are from the current window, or from the last window while
     the current window has no answers. Ctrl-C ends the command.

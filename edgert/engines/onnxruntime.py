@@ -51,7 +51,8 @@ class ONNXRuntimeEngine(Engine):
             session = _exact_session(onnxruntime, str(artifact.path), _session_options(onnxruntime, options))
         except Exception as error:  # the SDK's exceptions share no base class
             raise EngineFailed(
-                f"onnxruntime {onnxruntime.__version__} cannot load {artifact.path.name}: {error}"
+                f"onnxruntime {onnxruntime.__version__} cannot load {artifact.path.name}: {error}; "
+                "upgrade the runtime (edgert bootstrap DEVICE --upgrade), or build the model again"
             ) from error
         _expect_names("input", artifact.inputs, [value.name for value in session.get_inputs()])
         _expect_names("output", artifact.outputs, [value.name for value in session.get_outputs()])

@@ -238,7 +238,8 @@ class Endpoints:
         metadata = self._client.metadata(model)
         if version and version != str(metadata["release"]):
             raise ModelNotFound(
-                f"model {model[:80]!r} is served in version {metadata['release']}, not {version[:20]!r}"
+                f"model {model[:80]!r} is served in version {metadata['release']}, not {version[:20]!r}: "
+                "request this version, or omit /versions"
             )
         return metadata
 

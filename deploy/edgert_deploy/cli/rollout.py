@@ -198,5 +198,5 @@ def _agree_if_it_may_run(store: RolloutStore, rollout: Rollout, yes: bool) -> No
         return
     why = f"by the last record of {rollout.by}, rollout {rollout.id} is {rollout.state.value}, so it may still run on that host"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{why}: check that it does not, then pass --yes")
+        raise click.UsageError(f"{why}: check that no command runs there, then give --yes")
     click.confirm(f"{why}. Take it over?", abort=True, err=True)

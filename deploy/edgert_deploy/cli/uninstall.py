@@ -53,7 +53,7 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: I
 def _agreed(devices: list[Device], purge: bool) -> bool:
     """Return whether to also remove models and configuration. End the command if the user refuses."""
     if not sys.stdin.isatty():
-        raise click.UsageError("not a terminal: pass --yes, and --purge to remove models too")
+        raise click.UsageError("not a terminal, so nobody can confirm: give --yes, and --purge to remove models too")
     names = ", ".join(device.name for device in devices)
     click.confirm(f"Remove EdgeRT from {names}?", abort=True, err=True)
     return purge or click.confirm("Remove models, trusted keys and configuration too?", err=True)

@@ -127,7 +127,7 @@ def _write_bundle(bundle: Bundle, target: TargetEntry, facts: DeviceStatus, fold
         try:
             samples.append(np.load(folder / path, allow_pickle=False)[:1])
         except (OSError, ValueError) as error:
-            raise BundleCorrupt(f"the golden inputs {path} cannot be read: {error}") from error
+            raise BundleCorrupt(f"the golden inputs {path} cannot be read: {error}; build the bundle again") from error
         (folder / path).unlink()
     entries = [
         {"id": entry.id, "engine": entry.engine, "path": entry.entry, "sha256": manifest.file(entry.entry).sha256}

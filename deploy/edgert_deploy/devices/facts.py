@@ -169,7 +169,10 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
         return answers.get(key, [""])[0]
 
     if not result.ok or not fact("machine"):
-        raise DeviceError(f"{name} does not look like a Linux machine with a shell: {result.complaint()}")
+        raise DeviceError(
+            f"{name} does not look like a Linux machine with a shell: {result.complaint()}. Check the address, and that the "
+            "login gets a shell"
+        )
     pythons = [value.split(" ", 3) for value in answers.get("python", [])]
     usable = [words for words in pythons if len(words) == 4 and version(words[0]) >= PYTHON_MIN]
     # Choose a Python above PYTHON_MAX only if there is no other Python.

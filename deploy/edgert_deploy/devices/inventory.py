@@ -323,7 +323,9 @@ def _devices(document: tomlkit.TOMLDocument, path: Path) -> list[Device]:
     if not isinstance(tables, dict) or set(value) - {"devices"}:
         raise ConfigInvalid(f"{path}: every device is a table [devices.NAME]; found {', '.join(map(str, value))}")
     if len(tables) > DEVICES_MAX:
-        raise ConfigInvalid(f"{path} has {len(tables)} devices; the limit is {DEVICES_MAX}")
+        raise ConfigInvalid(
+            f"{path} has {len(tables)} devices; the limit is {DEVICES_MAX}: divide it into several projects"
+        )
     devices = [_device(name, table, path) for name, table in tables.items()]
     _check_groups(devices, path)
     return devices

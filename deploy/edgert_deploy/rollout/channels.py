@@ -70,7 +70,9 @@ class SeenCounters:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise ConfigInvalid(f"{self._path} cannot be read: {error}. Remove it, if it is damaged") from error
+            raise ConfigInvalid(
+                f"{self._path} cannot be read: {error}. Check its rights; if it is damaged, remove it"
+            ) from error
 
 
 @dataclass(frozen=True)

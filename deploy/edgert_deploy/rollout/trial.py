@@ -70,7 +70,9 @@ def watch_trial(
                 progress(f"warning: {watch.doubt}")
             return Watched(answer.state, watch.readings, watch.text, watch.doubt) if watch else Watched(answer.state)
         if not answer.state.under_way:
-            raise RolledBack(f"{name}: release {plan.release} of {plan.model} is no longer on trial")
+            raise RolledBack(
+                f"{name}: release {plan.release} of {plan.model} is no longer on trial. See the live release with: edgert status {name}"
+            )
         if clock() >= until + GRACE_S:
             raise DaemonBusy(
                 f"{name} has not decided on release {plan.release} of {plan.model} by the end of its trial. Its daemon may "

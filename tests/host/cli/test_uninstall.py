@@ -137,7 +137,7 @@ def test_without_a_terminal_and_without_the_option_yes_nothing_is_removed(
 ) -> None:
     before = files_of(state)
     code, answer = edgert("uninstall", "here", *words)
-    assert (code, "pass --yes, and --purge" in answer["error"]["message"]) == (2, True)
+    assert (code, "give --yes, and --purge" in answer["error"]["message"]) == (2, True)
     assert files_of(state) == before
     assert edgert("uninstall", "nobody")[0] == 4
 

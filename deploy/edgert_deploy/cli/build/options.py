@@ -95,7 +95,7 @@ build_options = gathered(
             help="Samples to quantize with: .npz, .npy, a folder of .npy, images, sound, series or texts, or module:function.",
         ),
         click.option(
-            "--holdout", type=FILE, help="Samples that judge the artifacts; none of them may be a training sample."
+            "--holdout", type=FILE, help="Samples that evaluate the artifacts; none of them may be a training sample."
         ),
         click.option(
             "--allow-overlap",
@@ -115,13 +115,13 @@ build_options = gathered(
             metavar="NUMBER",
             default=0.01,
             show_default=True,
-            help="An artifact passes if it loses at most this much against FP32, in the metric's unit.",
+            help="The largest loss with which an artifact passes: FP32's score minus the artifact's score.",
         ),
         click.option(
             "--max-class-drop",
             type=Number(0),
             metavar="NUMBER",
-            help="An artifact passes if no class or slice loses more than this.",
+            help="The largest loss of each class and slice with which an artifact passes.",
         ),
     ),
     *section(

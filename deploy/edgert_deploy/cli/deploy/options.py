@@ -71,7 +71,7 @@ trial_options = gathered(
             type=Duration(1, TRIAL_S_MAX),
             default="60s",
             show_default=True,
-            help="Time after which a version that was not marked good rolls back.",
+            help="Time in which this host must mark the version good; otherwise the device rolls back.",
         ),
         limit_option,
         click.option(

@@ -122,7 +122,7 @@ def add(
       edgert device add here --local ./device
     """
     if (address is None) == (folder is None):
-        raise click.UsageError("pass either USER@HOST[:PORT] or --local DIR")
+        raise click.UsageError("give either USER@HOST[:PORT] or --local DIR")
     if profile_name is not None:
         load_profile(profile_name, profiles_dir)
     chosen: dict[str, Any] = {"site": site, "groups": groups, "tags": tags, "same_machine": same_machine}

@@ -69,7 +69,11 @@ Exit codes: 0 done (even if there are no reports), 2 usage error, 4 an option ca
     help="The length of the window: 30m, 24h, 7d.",
 )
 @click.option(
-    "--until", "until_s", type=Duration(), default="0s", help="The window ended this long ago [default: now]."
+    "--until",
+    "until_s",
+    type=Duration(),
+    default="0s",
+    help="The end of the window, as a time before now [default: now].",
 )
 @click.option("--step", "step_s", type=Duration(60), help="Split the window into steps of this length.")
 @click.option(

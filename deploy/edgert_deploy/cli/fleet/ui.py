@@ -189,7 +189,7 @@ def own_store(settings: MqttSettings) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ConfigInvalid(f"cannot make {folder}: {error.strerror}; pass a store with --store FILE") from error
+        raise ConfigInvalid(f"cannot make {folder}: {error.strerror}; give a store with --store FILE") from error
     return str(folder / f"ui-{hashlib.sha256(settings.address.encode()).hexdigest()[:8]}.db")
 
 

@@ -141,7 +141,7 @@ signing_options = gathered(
         "lasts_s",
         type=Duration(60, _YEARS_S),
         default=EXPIRES_S,
-        help="Devices follow the channel for this long without a newer statement [default: 30d].",
+        help="Time after which the statement expires; devices then install nothing new [default: 30d].",
     ),
 )
 

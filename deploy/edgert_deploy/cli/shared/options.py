@@ -51,7 +51,7 @@ same_machine_option = click.option(
 
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print each step and each result of every device.")
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", is_flag=True, help="Confirm without a prompt.")
 
 limit_option = click.option(
     "--limit",

@@ -57,7 +57,9 @@ def read_ssh_config() -> SSHConfig:
         try:
             config.parse(iter(_lines(path, path.parent, [INCLUDES_MAX])))
         except (paramiko.SSHException, OSError, ValueError) as error:
-            raise ConfigInvalid(f"{path} is not a valid ssh configuration: {error}") from error
+            raise ConfigInvalid(
+                f"{path} is not a valid ssh configuration: {error}. Correct it; ssh -G HOST checks it"
+            ) from error
     return config
 
 
@@ -135,7 +137,9 @@ def _identity_key(path: Path) -> paramiko.PKey | None:
     try:
         head = _head(path)
     except OSError as error:
-        raise ConfigInvalid(f"identity {path} cannot be read: {error.strerror}") from error
+        raise ConfigInvalid(
+            f"identity {path} cannot be read: {error.strerror}; check its mode and its owner"
+        ) from error
     if b"PRIVATE KEY" in head:
         files = (path, Path(f"{path}-cert.pub"))
         return _private_key(path, tuple(file.stat().st_mtime_ns for file in files if file.exists()))

@@ -158,7 +158,9 @@ class Exporter(Fleet):
         group = self.groups.get(labels)
         if group is None:
             if len(self.groups) >= SERIES_MAX:
-                raise ProtocolError(f"more than {SERIES_MAX} series; group by fewer dimensions (--by)")
+                raise ProtocolError(
+                    f"more than {SERIES_MAX} series; group by fewer dimensions (--by), or export one site (--site)"
+                )
             group = self.groups[labels] = Group()
         group.changed += 1
         group.changed_at = now
