@@ -1,18 +1,20 @@
 """EdgeRT on the device: the client, the errors, the version.
 
-Importing this package imports the standard library only; the clients import NumPy when they are first used.
+Importing this package imports almost nothing: every program does it before it can react to Ctrl-C (edgert.entry). The
+clients import NumPy when they are first used.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
-from edgert.errors import EdgeRTError
-
+TYPE_CHECKING = False  # type checkers treat this name as true; `typing` is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from edgert.client.aio import AsyncClient as AsyncClient
     from edgert.client.blocking import Client as Client
+    from edgert.errors import EdgeRTError as EdgeRTError
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "EdgeRTError", "__version__", "include_dir"]
@@ -35,4 +37,8 @@ def __getattr__(name: str) -> Any:
         from edgert.client.aio import AsyncClient
 
         return AsyncClient
+    if name == "EdgeRTError":
+        from edgert.errors import EdgeRTError
+
+        return EdgeRTError
     raise AttributeError(f"module 'edgert' has no attribute {name!r}")

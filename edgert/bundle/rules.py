@@ -266,6 +266,13 @@ def _check_image_input(pre: Preprocess, spec: TensorSpec) -> None:
             f"resizing gives {pre.resize.height} x {pre.resize.width}, but input {pre.input!r} needs {needed} (height x width): change "
             "[resize] to fit"
         )
+    swapped = pre.frame_colour not in ("model", pre.colour)
+    if (pre.of_images and channels not in (1, 3)) or (swapped and channels != 3):
+        raise BundleError(
+            f"images have 1 or 3 channels, but input {pre.input!r} has {counted(channels, 'channel')} in model_layout "
+            f"{pre.model_layout!r}: correct model_layout, or set neither [resize] nor decode nor frame_colour, so that apps "
+            "send UINT8 tensors of the model's own shape"
+        )
     if pre.of_images and channels != (1 if pre.colour == "gray" else 3):
         raise BundleError(
             f"preprocessing gives {pre.colour} images, but input {pre.input!r} needs {counted(channels, 'channel')}: set colour"

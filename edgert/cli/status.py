@@ -6,6 +6,8 @@ import contextlib
 import os
 import platform
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 
 import click
 
@@ -93,7 +95,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         telemetry=_telemetry(state, config),
         claims=_claims(state, config),
         channel=read_channel_status(state, config),
-        models=tuple(_model(state, config, name, serving.get(name)) for name in state.model_names()),
+        models=tuple(_model(state, config, name, serving.get(name)) for name in _names(state, serving)),
     )
 
 
@@ -133,12 +135,20 @@ def _telemetry(state: StateDir, config: DeviceConfig) -> TelemetryStatus:
     return TelemetryStatus(broker, read_broker_connection(state.spool.parent), waiting.rows, waiting.lost_total)
 
 
+def _names(state: StateDir, serving: Mapping[str, ServingStatus]) -> list[str]:
+    """Return the installed models, and the models that the daemon knows although their folders were removed."""
+    return sorted({*state.model_names(), *serving})
+
+
 def _model(state: StateDir, config: DeviceConfig, name: str, serving: ServingStatus | None) -> ModelStatus:
     store = SlotStore(state.models / name)
     try:
         slots = store.read()
     except StorageFailed as error:  # the other models are not affected
         return ModelStatus(name, DAMAGED, None, None, damaged=error.message, serving=serving)
+    if serving is not None and not (store.folder / "state.json").exists():
+        kept = ", and the device serves it only until the worker ends" if serving.loaded else ""
+        serving = replace(serving, fault=f"the folder {store.folder} was removed{kept}: deploy the model again")
     return ModelStatus(
         model=name,
         state=slots.state.value,

@@ -22,7 +22,7 @@ from edgert.backoff import STABLE_S, Backoff, doubling
 from edgert.log import log
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
-REFUSED_S_MAX = 2.0  # a daemon that fails this soon after its first start will fail again
+REFUSED_S_MAX = 20.0  # a first daemon that fails this soon will fail again; a slow device needs seconds for the imports
 NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000
 LOG_CHECK_S = 60.0

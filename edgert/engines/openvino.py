@@ -130,6 +130,11 @@ class _Bucket:
             for spec, port in zip(outputs, ports, strict=True)
             if port.partial_shape.is_dynamic
         }
+        if open_name := next((name for name, shape in self._unsure.items() if -1 in shape), ""):
+            raise EngineFailed(
+                f"openvino knows the shape of output {open_name!r} only after a run, and an axis of this output "
+                "varies: build without --buckets, or remove openvino from the profile's engines"
+            )
         self._outputs = [
             np.zeros(self._unsure.get(spec.name) or tuple(port.shape), spec.dtype)
             for spec, port in zip(outputs, ports, strict=True)

@@ -28,8 +28,9 @@ from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option, selector_argument
 from edgert_deploy.cli.shared.output import say
-from edgert_deploy.devices.inventory import Device, Inventory, refuse_same_machine
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
+from edgert_deploy.devices.same_machine import refuse_same_machine, refuse_same_state
 from edgert_deploy.devices.transports import Transport
 
 
@@ -79,6 +80,7 @@ def bootstrap(
     """
     runtime.check()
     devices = inventory.select(selector)
+    refuse_same_state(devices)
     if not same_machine:
         refuse_same_machine(devices, inventory.devices())
     options = BootstrapOptions(

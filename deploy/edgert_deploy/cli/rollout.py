@@ -23,6 +23,7 @@ from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.claims import user_and_host
 from edgert_deploy.devices.inventory import Inventory
+from edgert_deploy.devices.same_machine import refuse_same_state
 from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import read_offer
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
@@ -110,6 +111,7 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
     by_name = {device.name: device for device in Inventory(inventory).devices()}
     # A device that is no longer in the inventory is no longer part of the rollout.
     devices = [by_name[name] for name in rollout.devices if name in by_name]
+    refuse_same_state(devices)
     if not devices:
         raise ConfigInvalid(
             f"no device of rollout {rollout.id} is in {inventory} any more: start a new rollout with edgert deploy"

@@ -26,7 +26,7 @@ import hashlib
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -124,34 +124,6 @@ class SshAddress:
             raise ConfigInvalid(f"{text!r} is not an address: give [USER@]HOST[:PORT]")
         host, port = host_and_port(rest, 0)
         return cls(host, user or None, port or None)
-
-
-def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:
-    """Raise ConfigInvalid if two devices are one machine, and neither has `same_machine`.
-
-    The function compares devices of `chosen` with devices of `known`: by host key, or by folder if they are local.
-    """
-    by_key: dict[str, list[Device]] = {}
-    for device in known:
-        by_key.setdefault(_machine(device), []).append(device)
-    for device in chosen:
-        for other in by_key.get(_machine(device), ()) if _machine(device) else ():
-            if other.name == device.name or device.same_machine or other.same_machine:
-                continue
-            if not device.host_key:
-                raise ConfigInvalid(
-                    f"{device.name} has the folder of {other.name}, {device.address}: give another folder, or use one name"
-                )
-            raise ConfigInvalid(
-                f"{device.name} has the host key of {other.name}. If they are one machine, a bootstrap of one would take over "
-                "the other: use one name, and remove the other (edgert device remove), or allow both with --same-machine. If "
-                "they are two machines with a copied disk, give one a new host key"
-            )
-
-
-def _machine(device: Device) -> str:
-    """Return the identity of the machine: its host key, or the folder of a local device; "" if unknown."""
-    return device.host_key or ("" if device.kind.uses_ssh else device.address)
 
 
 class Inventory:

@@ -83,7 +83,7 @@ def build_bundle(
         builder = CandidateBuilder(evaluation, cache, work, progress)
         builder.processes.prebuild(certain_specs(evaluation, targets), progress, request.jobs)
         choices = _choose_all(builder, targets, request, report)
-        check_gate(choices)
+        check_gate(choices, evaluation.source)
         golden = golden_samples(evaluation, choices, progress)
         ranges = builder.processes.activations(progress)
         receipt_bytes = receipt(request, choices, builder.built, ranges)

@@ -49,6 +49,7 @@ def test_rules_that_fit_the_model_are_accepted() -> None:
         (replace(PREPROCESS, input="y"), "which the model does not have"),
         (replace(PREPROCESS, layout="chw"), "layout 'chw'; known"),
         (replace(PREPROCESS, colour="gray"), "needs 3 channels"),
+        (replace(PREPROCESS, model_layout="nhwc", resize=None), "images have 1 or 3 channels, but input 'x' has 64"),
         (replace(PREPROCESS, frame_colour="gray"), "between gray and colour"),
         (replace(PREPROCESS, std=(0.0,)), "no std may be 0"),
         (replace(PREPROCESS, mean=(1e31,)), "finite mean"),

@@ -204,6 +204,13 @@ def test_a_start_of_the_daemon_that_fails_is_tried_again(device: Device, monitor
     wait_until(device.daemon_pid, "the daemon runs again")
 
 
+def test_a_daemon_that_refuses_to_start_on_a_slow_device_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(2.2)")  # the imports take seconds
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-c", KEEP, str(tmp_path / "nothing")]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=WAIT_S_MAX).returncode == 7
+
+
 def test_a_monitor_ends_after_the_removal_of_the_state_folder(device: Device, monitor: subprocess.Popen[bytes]) -> None:
     pid = pid_of(device)
     shutil.rmtree(device.state.root)

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from edgert.bundle.buckets import Buckets, PaddedInput
 from edgert.engines import ENGINES, FOR_TESTS, Engine, EngineOptions, LocalArtifact, Session, bucket_for, engine_by_name
 from edgert.engines.sdk_versions import engine_versions
 from edgert.engines.tensorrt import plan_name
@@ -194,6 +195,18 @@ def test_openvino_runs_a_model_whose_output_shape_it_learns_only_in_a_run(tmp_pa
     with pytest.raises(EngineFailed, match=r"output 'y' the shape \[1, 1\] instead of \[1, 2\]"):
         session.run([np.array([[3, -1, -2, -1, -2, -4]], np.float32)])
     session.close()
+
+
+def test_openvino_refuses_an_open_axis_in_an_output_whose_shape_it_learns_only_in_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    body = "p = Greater(x, zero) i = NonZero(p) t = Transpose(i) v = GatherND(x, t) y = Unsqueeze(v, first)"
+    constants = {"zero": np.asarray(np.float32(0)), "first": np.array([0])}
+    path = models.write(models.model("float[1,n] x) => (float[1,m] y", body, constants), tmp_path / "m.onnx")
+    buckets = Buckets("x:1", (4, 8), (PaddedInput("x", 1),))
+    inputs, outputs = (TensorSpec("x", "FP32", (1, -1)),), (TensorSpec("y", "FP32", (1, -1)),)
+    session = engine_by_name("openvino").load(LocalArtifact("openvino", path, inputs, outputs, "0", buckets), OPTIONS)
+    with pytest.raises(EngineFailed, match=r"shape of output 'y' only after a run.* build without --buckets"):
+        session.run([np.ones((1, 4), np.float32)])
 
 
 def test_an_artifact_with_other_tensors_than_the_contract_is_refused(tmp_path: Path) -> None:

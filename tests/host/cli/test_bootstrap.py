@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def test_two_names_of_one_machine_are_refused(
     edgert: Edgert, inventory: Inventory, sshd: SshDevice, selector: str
 ) -> None:
     for name in ("board", "second"):
-        inventory.add(sshd.device(name))
+        inventory.add(replace(sshd.device(name), state=f"/tmp/{name}"))
     code, value = edgert("bootstrap", selector, "--dry-run")
     assert (code, "--same-machine" in value["error"]["message"]) == (4, True)
     code, value = edgert("bootstrap", selector, "--dry-run", "--same-machine")

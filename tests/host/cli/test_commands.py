@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +333,16 @@ def test_progress_that_cannot_be_printed_does_not_stop_the_work(monkeypatch: pyt
         with pytest.raises(OSError, match="No space left"):
             full.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+@pytest.mark.parametrize(
+    "words", [("deploy", "echo-1.edgert"), ("rollback", "echo"), ("bootstrap",), ("uninstall", "--yes")]
+)
+def test_commands_that_change_devices_refuse_two_names_of_one_device(
+    edgert: Edgert, here: Path, inventory: Inventory, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    inventory.add(replace(inventory.device("here"), name="again"))
+    monkeypatch.chdir(here)
+    code, value = edgert(*words, "all")
+    assert (code, "here and again are one device" in value["error"]["message"]) == (4, True)
+    assert edgert("status", "all")[1]["devices"][0]["device"] == "here", "reading is harmless"

@@ -17,6 +17,7 @@ from edgert.errors import (
     AccuracyTooLow,
     OperatorUnsupported,
 )
+from edgert_deploy.packager.candidates.choice import check_gate
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
@@ -51,6 +52,9 @@ def test_an_artifact_that_lost_too_much_accuracy_fails_the_build_and_is_named(
     assert caught.value.exit_code == 3
     assert [choice.packed[0].passed for choice in choices] == [False, False, False]
     assert not list(tmp_path.iterdir())
+    assert "Use calibration samples" in caught.value.message
+    with pytest.raises(AccuracyTooLow, match=r"keeps the quantization of .*: build from the float model"):
+        check_gate(choices, replace(build_request.source, quantized=True))
 
 
 def test_the_error_about_an_operator_names_the_target_that_does_not_support_it(

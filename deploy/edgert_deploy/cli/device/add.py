@@ -19,8 +19,9 @@ from edgert_deploy.cli.shared.options import inventory_option, profiles_option, 
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, FolderPath, ProfileName
 from edgert_deploy.devices.facts import describe, local_facts, misfits, pick_profile, probe
-from edgert_deploy.devices.inventory import Device, Inventory, refuse_same_machine
+from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import list_profiles, load_profile, own_profiles
+from edgert_deploy.devices.same_machine import refuse_same_machine
 from edgert_deploy.devices.transports import open_transport
 
 

@@ -18,6 +18,7 @@ from edgert_deploy.packager.builders import (
     BuildSpec,
     Precision,
     accepts,
+    accepts_quantization,
     builder_for,
     check_source,
     first_engine,
@@ -243,8 +244,8 @@ def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> l
     return list(specs.values())
 
 
-def check_gate(choices: Sequence[Choice]) -> None:
-    """Raise AccuracyTooLow if an artifact of any target did not pass."""
+def check_gate(choices: Sequence[Choice], source: SourceModel) -> None:
+    """Raise AccuracyTooLow if an artifact of any target did not pass. The advice depends on the source."""
     failed = [(choice, candidate) for choice in choices for candidate in choice.packed if not candidate.passed]
     if not failed:
         return
@@ -260,6 +261,11 @@ def check_gate(choices: Sequence[Choice]) -> None:
         allowed += f", and {limits.max_class_drop:.4f} in any class or slice"
     offer = "allow FP16 or FP32 with --precision auto, " if first.is_int8 else ""
     advice = f"Use calibration samples that resemble the data in the field, {offer}or raise --max-drop"
+    if first.is_int8 and accepts_quantization(source, engine := first.artifact.engine):  # samples have no influence
+        advice = (
+            f"{engine} keeps the quantization of {source.path.name} but rounds in another way: build from the float model, "
+            f"remove {engine} from the profile's engines, or raise --max-drop"
+        )
     in_fp32 = [
         one for choice, _ in failed for one in choice.tried if one.artifact.precision == "fp32" and not one.passed
     ]
