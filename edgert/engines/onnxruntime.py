@@ -52,7 +52,7 @@ class ONNXRuntimeEngine(Engine):
         except Exception as error:  # the SDK's exceptions share no base class
             raise EngineFailed(
                 f"onnxruntime {onnxruntime.__version__} cannot load {artifact.path.name}: {error}; "
-                "upgrade the runtime (edgert bootstrap DEVICE --upgrade), or build the model again"
+                "build the model again, or use a newer onnxruntime"
             ) from error
         _expect_names("input", artifact.inputs, [value.name for value in session.get_inputs()])
         _expect_names("output", artifact.outputs, [value.name for value in session.get_outputs()])

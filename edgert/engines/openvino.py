@@ -50,7 +50,10 @@ class OpenVINOEngine(Engine):
         except EngineFailed:
             raise
         except Exception as error:  # the SDK's exceptions share no base class
-            raise EngineFailed(f"openvino cannot load {artifact.path.name}: {_reason(error)}") from error
+            raise EngineFailed(
+                f"openvino cannot load {artifact.path.name}: {_reason(error)}; "
+                "build the model again, or use a newer openvino"
+            ) from error
 
 
 class OpenVINOSession(Session):

@@ -187,11 +187,11 @@ def checked_location(url: str, location: str) -> str:
         scheme = urlsplit(target).scheme
     except ValueError as error:
         raise RegistryError(
-            f"{_host(url)} points to {location[:80]!r}, which is no address: correct the settings of the registry or its proxy"
+            f"{_host(url)} points to {location[:80]!r}, which is not an address: correct the settings of the registry or its proxy"
         ) from error
     if scheme not in ("http", "https"):
         raise RegistryError(
-            f"{_host(url)} points to {target[:80]!r}, which is no HTTP address: correct the settings of the registry or its proxy"
+            f"{_host(url)} points to {target[:80]!r}, which is not an HTTP address: correct the settings of the registry or its proxy"
         )
     if urlsplit(url).scheme == "https" and scheme == "http":
         raise RegistryError(

@@ -74,7 +74,7 @@ def _ask_helper(helper: str, host: str, file: Path) -> Credentials | None:
     """Run `docker-credential-HELPER get`: https://github.com/docker/docker-credential-helpers#development."""
     if not _HELPER.fullmatch(helper):
         raise ConfigInvalid(
-            f"{file} names the credential helper {helper[:80]!r}, which is no program name: correct the file"
+            f"{file} names the credential helper {helper[:80]!r}, which is not a program name: correct the file"
         )
     import subprocess
 

@@ -165,7 +165,7 @@ def check_out(out: Path) -> None:
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ConfigInvalid(f"cannot write a bundle to {out}: give --out a file name in a folder that exists")
     if out.exists() and out.suffix != ".edgert":  # it may be the model or samples
-        raise ConfigInvalid(f"{out} exists and is no .edgert file, so it is not replaced: give --out another name")
+        raise ConfigInvalid(f"{out} exists and is not an .edgert file, so it is not replaced: give --out another name")
     if not os.access(out.parent, os.W_OK):
         raise ConfigInvalid(
             f"cannot write a bundle to {out}: you may not write in its folder. Give --out another folder"

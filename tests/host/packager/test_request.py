@@ -66,7 +66,7 @@ def test_a_folder_that_does_not_exist_is_named_before_anything_is_built(
     with pytest.raises(ConfigInvalid, match=r"cannot write a bundle to .*pipe: give --out a file name"):
         pack(build_request, signing_key, tmp_path / "pipe")
     (tmp_path / "model.onnx").touch()
-    with pytest.raises(ConfigInvalid, match=r"model.onnx exists and is no .edgert file, so it is not replaced"):
+    with pytest.raises(ConfigInvalid, match=r"model.onnx exists and is not an .edgert file, so it is not replaced"):
         pack(build_request, signing_key, tmp_path / "model.onnx")
 
 

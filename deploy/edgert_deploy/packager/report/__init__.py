@@ -134,10 +134,10 @@ def _checked(receipt: Receipt) -> Receipt:
     for part, keys in PARTS.items():
         entries = receipt.get(part, [])
         if not isinstance(entries, list):
-            raise BundleError(f"the bundle's {PATH} has a {part!r} that is no list: build the bundle again")
+            raise BundleError(f"the bundle's {PATH} has a {part!r} that is not a list: build the bundle again")
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict) or (missing := [key for key in keys if key not in entry]):
-                what = f"lacks {', '.join(missing)}" if isinstance(entry, dict) else "is no object"
+                what = f"lacks {', '.join(missing)}" if isinstance(entry, dict) else "is not an object"
                 raise BundleError(f"{part}[{i}] of the bundle's {PATH} {what}: build the bundle again")
     return receipt
 

@@ -98,7 +98,7 @@ def labels_of_windows(
     for span in spans:
         if span.file not in first:
             raise CalibrationInvalid(
-                f"{path} has a line for {span.file}, which is no recording in {folder}: correct or remove the line"
+                f"{path} has a line for {span.file}, which is not a recording in {folder}: correct or remove the line"
             )
         begins = timing.begin_s + timing.step_s * np.arange(counts[number[span.file]])
         shared = np.minimum(begins + timing.length_s, span.end_s) - np.maximum(begins, span.begin_s)

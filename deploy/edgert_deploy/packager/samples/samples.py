@@ -329,7 +329,7 @@ def _checked_column(path: Path, name: str, array: NDArray[Any], count: int) -> N
     if name == LABELS and array.size and (int(array.min()) < 0 or int(array.max()) >= CLASSES_END):
         wrong = int(array.min() if array.min() < 0 else array.max())
         raise CalibrationInvalid(
-            f"array 'labels' of {path} includes {wrong}, which is no class: give numbers that count from 0"
+            f"array 'labels' of {path} includes {wrong}, which is not a class: give numbers that count from 0"
         )
     return array.astype(dtype)
 

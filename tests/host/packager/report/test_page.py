@@ -188,8 +188,8 @@ def test_inspect_shows_the_same_values_as_text_and_as_json(bundle: Path, capsys:
     ("part", "problem"),
     [
         ({"candidates": [{"id": "null"}]}, "candidates[0] of the bundle's receipt.json lacks engine"),
-        ({"candidates": ["null"]}, "candidates[0] of the bundle's receipt.json is no object"),
-        ({"targets": {}}, "has a 'targets' that is no list"),
+        ({"candidates": ["null"]}, "candidates[0] of the bundle's receipt.json is not an object"),
+        ({"targets": {}}, "has a 'targets' that is not a list"),
         ({"activations": [{}]}, "activations[0] of the bundle's receipt.json lacks layer"),
     ],
 )

@@ -91,7 +91,7 @@ def with_nan() -> Any:
         ({"x": np.where(GOOD > 9, GOOD, np.inf).astype(np.float32)}, "NaN or infinity"),
         ({"x": GOOD, "labels": np.arange(11)}, r"one integer per sample: \[12\]"),
         ({"x": GOOD, "labels": np.ones(12)}, "float64"),
-        ({"x": GOOD, "labels": np.arange(12) - 1}, "includes -1, which is no class: give"),
+        ({"x": GOOD, "labels": np.arange(12) - 1}, "includes -1, which is not a class: give"),
         ({"x": GOOD, "labels": np.full(12, 2**64 - 1, np.uint64)}, "includes 18446744073709551615"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_table_can_give_labels_to_parts_of_a_recording(tmp_path: Path) -> None
         ("b.wav,yes,0.3,0.2\n", "line 4 .* 0 <= begin_s < end_s"),
         ("b.wav,yes,x,0.2\n", "line 4 .* 0 <= begin_s < end_s"),
         ("b.wav,yes,0.3\n", "has 3 columns; give two: file,label, or four"),
-        ("c.wav,yes,0.1,0.2\n", r"a line for c\.wav, which is no recording"),
+        ("c.wav,yes,0.1,0.2\n", r"a line for c\.wav, which is not a recording"),
     ]:
         with pytest.raises(CalibrationInvalid, match=says):
             labels(whole + wrong)
