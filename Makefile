@@ -156,6 +156,7 @@ servers:
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	command -v tcsh >/dev/null || missing="$$missing tcsh"; \
 	command -v fish >/dev/null || missing="$$missing fish"; \
+	command -v zsh >/dev/null || missing="$$missing zsh"; \
 	for b in chromium-headless-shell chromium chromium-browser google-chrome-stable google-chrome; do command -v $$b >/dev/null && break; done \
 		|| missing="$$missing $(CHROMIUM)"; \
 	if test "$$(id -u)" = 0; then \

@@ -222,7 +222,10 @@ def _model_line(model: ModelStatus) -> str:
         parts[0] += f" on {loaded.engine} {loaded.engine_version}, batches up to {loaded.batch_cap}"
     if serving.figures:
         requests, latency = serving.figures.requests.requests, serving.figures.requests.latency_ms
-        parts.append(f"{counted(requests, 'request')}, p50 {latency.p50} ms, p99 {latency.p99} ms")
+        times = (
+            f", p50 {latency.p50} ms, p99 {latency.p99} ms" if latency.max else ""
+        )  # 0 would look like a measurement
+        parts.append(f"{counted(requests, 'request')}{times}")
         if count := serving.figures.sessions:
             parts.append(f"{counted(count, 'session')}, {serving.figures.session_bytes / 1e6:.1f} MB")
     if (trial := serving.trial) and trial.phase in (TrialPhase.WATCHING, TrialPhase.FILLING):

@@ -145,6 +145,6 @@ def as_text(outputs: Arrays, names: Arrays) -> str:
 def _line(name: str, array: NDArray[Any], names: NDArray[Any] | None) -> str:
     if name.endswith("_text") and array.dtype == np.uint8:
         return f"{name}  {', '.join(repr(text_of(row)) for row in np.atleast_2d(array))}"
-    shown = [array] if names is None else [array, names]
+    shown = [each[..., 0] if each.shape[1:] == (1,) else each for each in (array, names) if each is not None]
     values = [np.array2string(each, threshold=SHOWN_VALUES_MAX, precision=4, suppress_small=True) for each in shown]
     return "\n".join([f"{name}  {array.dtype.name} {list(array.shape)}", *values])

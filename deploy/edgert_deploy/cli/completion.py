@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
+from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class, get_completion_class
 
 _BREAK = re.compile(r"[:=]+")
 
@@ -29,6 +29,15 @@ class SelectorsInBash(BashComplete):
         return f"{item.type},{item.value.removeprefix(self._before)}"
 
 
+@add_completion_class
+class StartedInZsh(ZshComplete):
+    """Starts zsh's completion system if the user's .zshrc has not: without it, zsh lacks `compdef`."""
+
+    source_template = ZshComplete.source_template.replace(
+        "    compdef ", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }\n    compdef "
+    )
+
+
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
@@ -38,7 +47,7 @@ def completion(shell: str) -> None:
     Examples:
       echo 'eval "$(edgert completion bash)"' >> ~/.bashrc
       echo 'eval "$(edgert completion zsh)"' >> ~/.zshrc
-      edgert completion fish > ~/.config/fish/completions/edgert.fish
+      echo 'edgert completion fish | source' >> ~/.config/fish/config.fish
     """
     root = click.get_current_context().find_root()
     completer = get_completion_class(shell)

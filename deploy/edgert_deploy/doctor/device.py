@@ -234,6 +234,10 @@ def _installed(report: _Report) -> DeviceStatus | None:
         status = RemoteDaemon(report.transport, device).status()
     except DeviceUnreachable:
         raise
+    except ConfigInvalid as error:  # a bootstrap also refuses this file
+        advice = "Correct this file" + ("" if device.transport == "local" else f": edgert ssh {device.name}")
+        report.fail("configuration", error.message, advice, DeviceError.exit_code)
+        return None
     except EdgeRTError as error:
         next_step = f"edgert bootstrap {device.name}"
         report.fail("installed", error.message.partition(f": {next_step}")[0], next_step, DeviceError.exit_code)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from edgert.checks.status import TelemetryStatus
+from edgert.checks.status import ModelStatus, ServingStatus, TelemetryStatus
 from edgert.cli.status import _text
 from edgert.telemetry.broker_connection import BrokerConnection
+from edgert.telemetry.spans import Percentiles
 from tests.support.devices import a_device
-from tests.support.statuses import device_status
+from tests.support.statuses import PERCENTILES, device_status, worker_figures
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,17 @@ from tests.support.statuses import device_status
 )
 def test_engines_for_tests_are_not_shown(engines: dict[str, str], line: str) -> None:
     assert f"engines  {line}" in _text(replace(device_status(), engines=engines)).splitlines()
+
+
+def test_a_model_without_answers_has_no_percentiles() -> None:
+    for requests, latency, end in (
+        (0, Percentiles(0.0, 0.0, 0.0, 0.0, 0.0), "; 0 requests"),
+        (9, PERCENTILES, "; 9 requests, p50 1.5 ms, p99 3.5 ms"),
+    ):
+        figures = worker_figures(requests, {})
+        figures = replace(figures, requests=replace(figures.requests, latency_ms=latency))
+        model = ModelStatus("digits", "steady", None, None, serving=ServingStatus("ready", figures=figures))
+        assert _text(device_status(model)).splitlines()[-1].endswith(end)
 
 
 def test_the_connection_to_the_broker_is_shown() -> None:

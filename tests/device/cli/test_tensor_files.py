@@ -27,6 +27,13 @@ def test_the_answer_contains_the_names_of_classes() -> None:
     assert as_text(OUTPUTS, names).endswith("scores_classes  int64 [1, 2]\n[[ 1 -1]]\n[['dog' '']]")
 
 
+def test_one_class_for_each_window_is_shown_in_one_row() -> None:
+    windows = {"scores_classes": np.array([[0], [-1], [1]])}
+    assert as_text(windows, class_names(windows, ["cat", "dog"])) == "\n".join(
+        ["scores_classes  int64 [3, 1]", "[ 0 -1  1]", "['cat' '' 'dog']"]
+    )
+
+
 def test_outputs_without_matching_labels_have_no_names() -> None:
     assert class_names(OUTPUTS, []) == {}
     assert class_names(OUTPUTS, ["cat"]) == {}

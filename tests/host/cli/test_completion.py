@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -88,6 +90,17 @@ def test_models_and_profiles_are_completed(inventory: Inventory, tmp_path: Path)
 def test_the_script_for_a_shell_calls_the_command(shell: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     assert f"_EDGERT_COMPLETE={shell}_complete" in capfd.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_without_a_completion_system_starts_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "script").write_text(capfd.readouterr().out)
+    words = ["zsh", "-f", "-c", 'source "$1" && echo "$_comps[edgert]"', "zsh", str(tmp_path / "script")]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=60, env={**os.environ, "ZDOTDIR": str(tmp_path)}
+    )
+    assert (done.stdout, done.stderr) == ("_edgert_completion\n", "")
 
 
 def test_the_command_answers_the_shell(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,15 @@ def test_a_stopped_daemon_and_a_device_without_a_daemon_are_reported(inventory: 
     assert not (tmp_path / "none").exists()
 
 
+def test_the_error_about_a_configuration_says_to_correct_the_file(tmp_path: Path) -> None:
+    with a_device(started=False) as device:
+        with device.state.config.open("a") as file:
+            file.write("\n[models.digits]\nneer = 0.02\n")
+        (found,) = [f for f in check_device(as_known(device), {}) if f.check == "configuration"]
+    assert (found.level, found.exit_code, found.next_step) == (FAIL, 7, "Correct this file")
+    assert "unknown key 'neer'" in found.text
+
+
 def test_the_error_about_http_without_its_package_names_the_command_that_installs_it(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

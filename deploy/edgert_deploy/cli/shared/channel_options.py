@@ -14,6 +14,7 @@ import click
 from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.signing import SigningKey, read_public_key
 from edgert.cli.quantity import Duration
+from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
 from edgert.names import RUNTIME
 from edgert.registry.client import Registry
@@ -231,11 +232,12 @@ def warn_of_lower_scores(channels: Channels, channel: str, entry: Entry) -> None
 
 def statement_table(statement: Statement) -> str:
     """Return the statement as a table for people."""
-    rows = [("MODEL", "RELEASE", "DEVICES", "LIMITS", "STATE")]
+    rows = [("MODEL", "RELEASE", "DEVICES", "LIMITS", "WATCH", "STATE")]
     for entry in statement.entries:
         limits = ", ".join(f"{name}={value:g}" for name, value in entry.limits.items()) or "-"
         state = "halted" if entry.halted else "open"
-        rows.append((entry.model, f"r{entry.release}", devices_text(entry), limits, state))
+        watch = duration_text(entry.watch_s)
+        rows.append((entry.model, f"r{entry.release}", devices_text(entry), limits, watch, state))
     over = f" (expired: edgert channel renew {statement.channel})" if statement.expired(time.time()) else ""
     until = f"until {statement.expires}{over}"
     head = f"channel {statement.channel}, counter {statement.counter}, signed {statement.issued}, {until}"

@@ -316,11 +316,11 @@ def has_scores(reference: Reference) -> bool:
     return any(spec.ranks_classes for spec in reference.specs)
 
 
-def no_better_than_chance(reference: Reference) -> tuple[float, float] | None:
+def no_better_than_chance(reference: Reference, margin: float = 0.0) -> tuple[float, float] | None:
     """Return FP32's top-1 and the chance level if FP32 is no better than chance, else None.
 
     The chance level is the score of a model that always answers the most frequent class. Labels that FP32 matches only
-    by chance cannot judge an artifact.
+    by chance cannot judge an artifact. `margin` is the share of the way from chance to 1 that still counts as chance.
     """
     labels = reference.holdout.labels
     if labels is None or not labels.size:
@@ -329,7 +329,7 @@ def no_better_than_chance(reference: Reference) -> tuple[float, float] | None:
     least = 1.0 / scores.shape[1]
     chance = least if np.count_nonzero(counts) < 2 else max(least, float(counts.max()) / len(labels))
     fp32 = float(_finite(scores.argmax(axis=1) == labels, scores).mean())
-    return None if fp32 > chance else (fp32, chance)
+    return None if fp32 > chance + margin * (1 - chance) else (fp32, chance)
 
 
 def _finite(right: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.bool_]:

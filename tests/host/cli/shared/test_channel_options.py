@@ -106,15 +106,21 @@ def test_a_watch_outside_the_limits_is_refused(project: Path, watch_s: float) ->
 
 def test_a_statement_is_shown_with_a_row_for_each_entry() -> None:
     limited = replace(
-        ENTRY, release=8, share=0.05, sites=("plänt",), limits={"p99_ms": 8.0, "error_share": 0.001}, halted=True
+        ENTRY,
+        release=8,
+        share=0.05,
+        sites=("plänt",),
+        limits={"p99_ms": 8.0, "error_share": 0.001},
+        watch_s=600,
+        halted=True,
     )
     head, title, *rows = statement_table(a_statement(limited, ENTRY)).splitlines()
     assert head.startswith("channel stable, counter 5, signed ")
     assert "expired" not in head
-    assert title.split() == ["MODEL", "RELEASE", "DEVICES", "LIMITS", "STATE"]
+    assert title.split() == ["MODEL", "RELEASE", "DEVICES", "LIMITS", "WATCH", "STATE"]
     assert [row.split() for row in rows] == [
-        ["digits", "r8", "5%", "of", "site", "plänt", "p99_ms=8,", "error_share=0.001", "halted"],
-        ["digits", "r7", "all", "-", "open"],
+        ["digits", "r8", "5%", "of", "site", "plänt", "p99_ms=8,", "error_share=0.001", "10m", "halted"],
+        ["digits", "r7", "all", "-", "1m", "open"],
     ]
 
 

@@ -41,6 +41,16 @@ def test_a_source_that_is_no_better_than_chance_gives_a_warning() -> None:
     assert warnings([EYE[[1, 2, 0]]], [0, 1, 2], "cosine") == []
 
 
+def test_a_source_that_is_little_better_than_chance_gives_a_warning_and_keeps_its_labels() -> None:
+    # Of 30 samples of three classes, 11 or 13 are right: a tenth of the way from chance to 1 is 12.
+    classes = np.arange(30) % 3
+    for right, count in ((11, 1), (13, 0)):
+        answers = EYE[np.where(np.arange(30) < right, classes, (classes + 1) % 3)]
+        found = warnings([answers], classes.tolist())
+        assert len(found) == count
+        assert all("chance is 0.3333" in warning and "ignores" not in warning for warning in found)
+
+
 def test_a_gate_that_compares_only_similarity_gives_a_warning() -> None:
     (warning,) = warnings([models.random(6, 3) - 0.5], None)
     assert warning.startswith("similarity only")
