@@ -36,6 +36,11 @@ def ints(*values: int) -> NDArray[np.int64]:
     return np.array(values, np.int64)
 
 
+# The numbers of the batch's items, as exporters of PyTorch write `torch.arange(x.shape[0])`.
+ITEM_NUMBERS = "s = Shape<start=0, end=1>(x) l = Squeeze(s) n = Range(zero, l, one)"
+NUMBERS: Arrays = {"zero": np.array(0), "one": np.array(1), "last": ints(1), "two": ints(2)}
+
+
 @dataclass(frozen=True)
 class Case:
     """A graph in ONNX's text form: `items` are shapes without the batch, `constants` become initializers."""

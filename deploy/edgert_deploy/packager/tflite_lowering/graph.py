@@ -107,6 +107,9 @@ class Graph:
             broadcast to every batch.
         repeated_constants: The batch constants that repeat their value of batch 1 along exactly one axis, which may be
             any axis.
+        item_steps: For each integer constant with a row for each item of the batch, the amount by which the next item's
+            row is larger. The constants at batch 1 have the row of the first item. Exporters write such indices to
+            read each item's own values: [item, place], or item * places + place.
     """
 
     opset: int
@@ -115,6 +118,7 @@ class Graph:
     batch_constants: frozenset[str]
     expanded_constants: frozenset[str]
     repeated_constants: frozenset[str]
+    item_steps: dict[str, NDArray[Any]]
     shapes: dict[str, BatchShape]
     dtypes: dict[str, np.dtype[Any]]
     inputs: tuple[str, ...]
@@ -166,6 +170,9 @@ def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
         batch_constants=frozenset(n for n, array in constants.items() if n in other and _differs(array, other[n])),
         expanded_constants=frozenset(n for n, array in constants.items() if n in other and _expands(array, other[n])),
         repeated_constants=frozenset(n for n, array in constants.items() if n in other and _repeats(array, other[n])),
+        item_steps={
+            n: other[n][1] - other[n][0] for n, array in constants.items() if _steps(array, other.get(n, array))
+        },
         shapes=shapes,
         dtypes=_dtypes(at_one) | {name: array.dtype for name, array in constants.items()},
         inputs=tuple(v.name for v in at_one.graph.input if v.name not in constants),
@@ -210,3 +217,9 @@ def _repeats(one: NDArray[Any], two: NDArray[Any]) -> bool:
     """Whether `one` has length 1 on some axis, and `two` is `one` repeated twice along this axis."""
     pairs = [] if one.ndim != two.ndim else [(a, b) for a, b in zip(one.shape, two.shape, strict=True) if a != b]
     return pairs == [(1, 2)] and bool((one == two).all())
+
+
+def _steps(one: NDArray[Any], two: NDArray[Any]) -> bool:
+    """Whether the integers of `two` are a row for each of two items, and the first row is that of `one`."""
+    is_row = one.dtype.kind == "i" and one.ndim > 0 and one.shape[0] == 1 and two.shape == (2, *one.shape[1:])
+    return is_row and np.array_equal(one[0], two[0])

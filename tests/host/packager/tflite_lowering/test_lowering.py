@@ -20,6 +20,8 @@ from tests.support.models.tflite_cases import (
     ABSOLUTE_TOLERANCE,
     FEATURES,
     IMAGE,
+    ITEM_NUMBERS,
+    NUMBERS,
     RELATIVE_TOLERANCE,
     TOKENS,
     Arrays,
@@ -118,6 +120,13 @@ def test_all_unsupported_parts_are_listed_at_once() -> None:
         ('y = Resize<keep_aspect_ratio_policy="not_larger", axes=[2,3]>(x, , , t)', IMAGE, {"t": ints(5, 8)}, "policy"),
         ("c = Cast<to=11>(x) s = Sin(c) y = Cast<to=1>(s)", IMAGE, {}, "float64"),
         ("n = NonZero(x) c = Cast<to=1>(n) y = Relu(c)", IMAGE, {}, "NonZero"),
+        (
+            # At batch 1, the numbers of the items are [0], so ONNX Runtime would remove the addition.
+            f"{ITEM_NUMBERS} f = Cast<to=1>(n) u = Unsqueeze(f, last) y = Add(x, u)",
+            FEATURES,
+            NUMBERS,
+            "'u' depends on the batch; export the model with its batch fixed to 1",
+        ),
         (
             # At batch 1, ONNX Runtime writes the second Reshape as a Transpose.
             "a = Reshape(x, s) b = Transpose<perm=[0,2,1,3]>(a) r = Reshape(b, t) y = Conv(r, w)",

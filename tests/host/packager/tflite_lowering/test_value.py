@@ -31,7 +31,7 @@ def an_input(*item: int, dtype: np.dtype[Any] = FLOAT32) -> tuple[Lowering, Valu
     """Return a file with the input `x`, whose batch is open, and the value of `x`."""
     shape = BatchShape((1, *item), (-1, *item))
     nothing: frozenset[str] = frozenset()
-    graph = Graph(17, (), {}, nothing, nothing, nothing, {"x": shape}, {"x": dtype}, ("x",), ("y",))
+    graph = Graph(17, (), {}, nothing, nothing, nothing, {}, {"x": shape}, {"x": dtype}, ("x",), ("y",))
     lowering = Lowering(graph, OPS)
     lowering.define_input("x")
     return lowering, Value(lowering, "y", lowering.tensor("x", Layout.NATIVE), shape, dtype)

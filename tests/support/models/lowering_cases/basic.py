@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.support.models.tflite_cases import FEATURES, IMAGE, SIGNAL, TOKENS, Case, ints, random
+from tests.support.models.tflite_cases import FEATURES, IMAGE, ITEM_NUMBERS, NUMBERS, SIGNAL, TOKENS, Case, ints, random
 
 CASES = [
     # matrices
@@ -216,6 +216,27 @@ CASES = [
     Case("gather class token", "y = Gather<axis=1>(x, i)", TOKENS, {"i": np.int64(0)}),
     Case("gather from the end", "y = Gather<axis=2>(x, i)", TOKENS, {"i": ints(-1, 2)}),
     Case("embedding", "y = Gather(w, x)", {"x": (5,)}, {"w": random(7, 4)}, types={"x": "int64"}),
+    # Exporters write a mask's lookup, and the position ids of RoBERTa, with the numbers of the batch's items.
+    Case(
+        "gather nd of each item's places",
+        f"{ITEM_NUMBERS} r = Unsqueeze(n, last) i = Mul(r, zero) p = Add(i, places) q = Unsqueeze(p, two) "
+        "a = Add(r, nothing) b = Unsqueeze(a, two) c = Concat<axis=2>(b, q) y = GatherND(x, c)",
+        TOKENS,
+        NUMBERS | {"places": ints(4, 0, -2), "nothing": ints(0, 0, 0)},
+    ),
+    Case(
+        "gather each item's places from all items",
+        f"{ITEM_NUMBERS} f = Reshape(x, rows) r = Unsqueeze(n, last) m = Mul(r, five) i = Add(m, places) y = Gather(f, i)",
+        TOKENS,
+        NUMBERS | {"places": ints(4, 0, 2), "rows": ints(-1, 8), "five": ints(5)},
+    ),
+    Case(
+        "gather elements of a row for each item",
+        "s = Shape<start=0, end=1>(x) e = Concat<axis=0>(s, seven) w = Expand(row, e) y = GatherElements<axis=1>(w, x)",
+        {"x": (5,)},
+        {"row": random(1, 7), "seven": ints(7)},
+        types={"x": "int64"},
+    ),
     Case("expand", "y = Expand(x, s)", {"x": (4, 1)}, {"s": ints(1, 4, 3)}),
     Case(
         "class token",

@@ -94,5 +94,3 @@ CASES = [
     Case("expand integers", "e = Expand(i, s) y = Cast<to=1>(e)", {"i": (4, 1)}, {"s": ints(1, 4, 3)}, types=INDICES),
     Case("split in three", "a, b, y = Split<axis=1, num_outputs=3>(x)", TOKENS, opset=18),
 ]
-# These need every length, and so a fixed batch: ONNX's node tests have them.
-FIXED_BATCH = frozenset({"GatherElements", "ScatterND"})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
@@ -17,10 +18,22 @@ from edgert_deploy.packager.tflite_lowering.value import BOOL, INT32, INT64, Uns
 def gather(lowering: Lowering, node: Node) -> None:
     x, shape = lowering.read(node), lowering.shape(node.outputs[0])
     axis = node.axis(x.shape.rank, default=0)
+    length, steps = x.shape.dims[axis], lowering.graph.item_steps.get(node.inputs[1])
+    if axis == 0 and x.shape.signature[0] == -1 and steps is not None and bool((steps == length).all()):
+        items = BatchShape((1, *x.shape.dims), (-1, length, *x.shape.signature[1:]))
+        _gather_own(lowering, node, x.reshaped(items), lowering.graph.constants[node.inputs[1]][0])
+        return
     if lowering.is_constant(node.inputs[1]):
         require_fixed(x.shape, [axis], "it picks elements along the batch")
     chosen = _non_negative(lowering, node, 1, x.shape.dims[axis])
     lowering.result(node, x.op("GATHER", chosen, shape=shape, axis=axis, batchDims=0))
+
+
+def _gather_own(lowering: Lowering, node: Node, x: Value, places: NDArray[Any]) -> None:
+    """Write a lookup of `places` in each item of the batch."""
+    counted = np.where(places < 0, places + x.shape.dims[1], places)
+    shape = lowering.shape(node.outputs[0])
+    lowering.result(node, x.op("GATHER", x.indices(counted), shape=shape, axis=1, batchDims=0))
 
 
 def gather_nd(lowering: Lowering, node: Node) -> None:
@@ -31,6 +44,12 @@ def gather_nd(lowering: Lowering, node: Node) -> None:
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
     batch_dims = int(node.attributes.get("batch_dims", 0))
     end = batch_dims + index_shape.dims[-1]
+    steps = lowering.graph.item_steps.get(node.inputs[1])
+    if end == 2 and batch_dims == 0 and steps is not None and bool((steps == (1, 0)).all()):
+        first = lowering.graph.constants[node.inputs[1]][0]
+        if x.shape.signature[0] == -1 and not first[..., 0].any():
+            _gather_own(lowering, node, x, first[..., 1])
+            return
     require_fixed(x.shape, range(end), "it picks elements along the batch")
     chosen = _non_negative(lowering, node, 1, x.shape.dims[batch_dims:end])
     if batch_dims:
@@ -44,10 +63,15 @@ def gather_nd(lowering: Lowering, node: Node) -> None:
 def gather_elements(lowering: Lowering, node: Node) -> None:
     """Look up in the flattened value, at index * (stride of the axis) + (position on the other axes)."""
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
-    for shape in (x.shape, index_shape):
-        require_fixed(shape, range(shape.rank), "it needs the length of every axis, the batch included")
     rank, dims = x.shape.rank, x.shape.dims
     axis = node.axis(rank, default=0)
+    if lowering.is_constant(node.inputs[0]) and x.shape.dims[axis] == int(np.prod(dims)):  # the same row for each item
+        row = x.reshaped(BatchShape.fixed(dims[axis]))
+        chosen = _non_negative(lowering, node, 1, dims[axis])
+        lowering.result(node, row.op("GATHER", chosen, shape=index_shape, axis=0, batchDims=0))
+        return
+    for shape in (x.shape, index_shape):
+        require_fixed(shape, range(shape.rank), "it needs the length of every axis, the batch included")
     strides, grid = [int(np.prod(dims[i + 1 :])) for i in range(rank)], np.indices(index_shape.dims)
     base = sum((grid[i] * strides[i] for i in range(rank) if i != axis), np.zeros(index_shape.dims, np.int64))
     places = _non_negative(lowering, node, 1, dims[axis]) * strides[axis] + base
