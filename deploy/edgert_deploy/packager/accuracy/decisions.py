@@ -49,6 +49,8 @@ MINORITY_MIN = 0.01
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # vectors whose mean cosine between samples is higher are not treated as embeddings
 SERIES_MIN = 0.5  # vectors whose adjacent values correlate more are series, such as a pitch for each moment
+AREAS_MIN = 0.5  # masks consist of areas, in which more neighbours than this share are equal
+BYTE_CLASSES_MAX = 191  # the largest class in a mask of 8 bits
 CONFIDENT = 0.5  # a value with a lower confidence, such as the pitch of a pause, means nothing
 
 
@@ -114,8 +116,16 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
 
 
 def _are_classes(numbers: Array) -> bool:
-    """Return whether whole numbers are classes. Numbers under 32 bits are values of a quantized model."""
-    return numbers.dtype.itemsize >= 4 and bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
+    """Return whether whole numbers are classes.
+
+    Numbers under 32 bits are values of a quantized model, except masks of UINT8. The values of a quantized model use
+    most of the range, and differ from one position to the next.
+    """
+    if numbers.dtype.itemsize < 4:
+        areas = float((numbers[..., 1:] == numbers[..., :-1]).mean()) >= AREAS_MIN
+        if numbers.dtype != np.uint8 or int(numbers.max(initial=0)) > BYTE_CLASSES_MAX or not areas:
+            return False
+    return bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
 
 
 def _are_many_classes(reference: Array) -> bool:

@@ -19,6 +19,7 @@ from edgert_deploy.packager.samples.processing import MASKS_MIN, SUPPRESSED_VALU
 IMAGE_RANK = 3  # the rank of an image sample
 # In boxes after suppression, at least this share of the lefts and tops is not above the rights and bottoms.
 ORDERED_MIN = 0.9
+SHARE_MARGIN = 0.1  # boxes in shares of the image may exceed it by this share
 ANYWHERE = (1 << 20, 1 << 20)  # the height and width of an image so large that its border cuts no box
 
 
@@ -74,14 +75,29 @@ def _one_output(name: str, array: Array) -> Detect | None:
     if (
         not 5 <= rows.shape[1] <= CLASSES_MAX
         or rows.shape[1] * 4 > rows.shape[2]
-        or within(rows[:, :4])
         or not within(rows[:, 4:])
         or (not first and are_suppressed(rows))  # a class of 0 or 1 looks like a score
     ):
         return None
+    if within(rows[:, :4]):
+        if first or not _are_shares(rows):
+            return None
+        return Detect(name, form="anchors_first", normalized=True, score_threshold=SCORE_MIN)
     objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
     form = "channels_first" if first else "anchors_first"
     return Detect(name, form=form, objectness=objectness, score_threshold=SCORE_MIN)
+
+
+def _are_shares(rows: Array) -> bool:
+    """Return whether rows `[N, 4 + C, A]` of 0 to 1 are boxes in shares of the image, and scores.
+
+    RT-DETR has such rows. Nearly all boxes are inside the image, their centres are all over it, and most scores are
+    low. In a mask, a depth or probabilities, the first four values are like the others.
+    """
+    centres, halves = rows[:, :2], rows[:, 2:4] / 2
+    inside = (centres - halves >= -SHARE_MARGIN) & (centres + halves <= 1 + SHARE_MARGIN) & (halves > 0)
+    spread = float(np.median(centres)) > SHARE_MARGIN > float(np.median(rows[:, 4:]))
+    return spread and float(inside.mean()) >= ORDERED_MIN and not are_probabilities(rows.transpose(0, 2, 1))
 
 
 def _without_angle(name: str, array: Array) -> Detect | None:
@@ -92,9 +108,17 @@ def _without_angle(name: str, array: Array) -> Detect | None:
     if array.ndim != 3 or array.shape[1] > array.shape[2]:
         return None
     angles = array[:, -1]
-    if within(angles) or float(np.abs(angles).max(initial=0.0)) > np.pi:
+    if within(angles) or not _are_angles(angles):
         return None
     return _one_output(name, array[:, :-1])
+
+
+def _are_angles(values: Array) -> bool:
+    """Return whether nearly all values are angles.
+
+    YOLO26 does not limit the angles of anchors without an object.
+    """
+    return float((np.abs(values) <= np.pi).mean()) >= ORDERED_MIN
 
 
 def _of_oriented(rule: Detect, i: int, reference: Outputs) -> Judgement:
@@ -175,6 +199,8 @@ def _recognized_objects(
             extras = min(masks.shape[1], masks.shape[3]) if masks.ndim == 4 else 0
             if extras >= MASKS_MIN and (layout := _layout(names[i], boxes, extras, image)) is not None:
                 return _of_objects(layout, reference, i, (names[j], j))
+        if _are_oriented(boxes):
+            return _of_objects(Layout(names[i], "oriented", False, 1, image), reference, i, None)
         values = min(boxes.shape[1:])
         for extras in (0, values - 5, values - 6):  # key points have boxes of one class
             if extras % 3 or extras < 0:
@@ -195,19 +221,36 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int], *, poi
     if extras and (within(behind) or (points and not within(behind[:, 2::3]))):
         return None
     if axis == 2 and are_suppressed(rows):
-        return Layout(name, "suppressed", False, extras, image)
-    if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None:
+        return Layout(name, "centres" if within(rows[:, :4]) else "suppressed", False, extras, image)
+    if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None and not rule.normalized:
         return Layout(name, rule.form, rule.objectness, extras, image)
     return None
 
 
 def are_suppressed(rows: Array) -> bool:
-    """Return whether rows `[N, 6, K]` are boxes after suppression: two corners, a score and a class."""
-    if rows.shape[1] != SUPPRESSED_VALUES or not within(rows[:, 4]) or within(rows[:, :4]):
+    """Return whether rows `[N, 6, K]` are boxes after suppression: two corners, a score and a class.
+
+    RT-DETR has a centre and two sides in shares of the image instead of the corners, and sorts the boxes by score.
+    """
+    if rows.shape[1] != SUPPRESSED_VALUES or not within(rows[:, 4]) or not _are_numbers(rows[:, 5]):
         return False
-    if float((rows[:, 2:4] >= rows[:, :2]).mean()) < ORDERED_MIN:
+    if within(rows[:, :4]):
+        return _are_shares(rows[:, :5]) and bool((np.diff(rows[:, 4], axis=1) <= 0).all())
+    return float((rows[:, 2:4] >= rows[:, :2]).mean()) >= ORDERED_MIN
+
+
+def _are_oriented(boxes: Array) -> bool:
+    """Return whether `[N, K, 7]` are YOLO's oriented boxes after suppression.
+
+    Such a box has a centre, two sides, a score, a class and an angle in radians.
+    """
+    if boxes.shape[2] != SUPPRESSED_VALUES + 1 or not within(boxes[..., 4]) or not _are_numbers(boxes[..., 5]):
         return False
-    classes = rows[:, 5]
+    sides = float((boxes[..., 2:4] >= 0).mean())
+    return not within(boxes[..., :4]) and sides >= ORDERED_MIN and _are_angles(boxes[..., 6])
+
+
+def _are_numbers(classes: Array) -> bool:
     return bool((classes >= 0).all()) and bool((classes == np.rint(classes)).all())
 
 

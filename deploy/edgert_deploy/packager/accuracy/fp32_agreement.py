@@ -162,7 +162,12 @@ def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
 
 
 def _same_oriented(boxes: Array, true: Array, every: Array) -> Array:
-    """Return which oriented boxes `[n, 5]` have a ProbIoU of at least IOU_MIN.
+    """Return which oriented boxes `[n, 5]` have a ProbIoU of at least IOU_MIN."""
+    return np.asarray(oriented_ious(boxes, true) >= IOU_MIN)
+
+
+def oriented_ious(boxes: Array, true: Array) -> Array:
+    """Return the ProbIoU of oriented boxes `[..., 5]`: a centre, two sides and an angle in radians.
 
     ProbIoU takes each box as a normal distribution, so it does not depend on the order of the two sides. YOLO uses it,
     too. Source: Murrugarra-Llerena et al., "Gaussian Bounding Boxes and Probabilistic Intersection-over-Union for
@@ -171,16 +176,16 @@ def _same_oriented(boxes: Array, true: Array, every: Array) -> Array:
     (xx, yy, xy, root), (true_xx, true_yy, true_xy, true_root) = _covariance(boxes), _covariance(true)
     xx, yy, xy = xx + true_xx, yy + true_yy, xy + true_xy
     determinant = xx * yy - xy**2
-    x, y = (boxes[:, :2] - true[:, :2]).astype(np.float64).T
+    x, y = np.moveaxis((boxes[..., :2] - true[..., :2]).astype(np.float64), -1, 0)
     apart = (yy * x**2 - 2 * xy * x * y + xx * y**2) / (4 * determinant)
     distance = apart + np.log(determinant / (4 * root * true_root)) / 2
-    return np.asarray(1 - np.exp(-distance) <= (1 - IOU_MIN) ** 2)
+    return np.asarray(1 - np.sqrt(1 - np.exp(-np.maximum(distance, 0))))
 
 
 def _covariance(boxes: Array) -> tuple[Array, Array, Array, Array]:
     """Return the variances of each box along x and y, their covariance, and the root of the determinant."""
-    width, height = np.maximum(np.abs(boxes[:, 2:4].astype(np.float64)), 1e-3).T
-    cos, sin = np.cos(boxes[:, 4]), np.sin(boxes[:, 4])
+    width, height = np.moveaxis(np.maximum(np.abs(boxes[..., 2:4].astype(np.float64)), 1e-3), -1, 0)
+    cos, sin = np.cos(boxes[..., 4]), np.sin(boxes[..., 4])
     a, b = width**2 / 12, height**2 / 12
     return a * cos**2 + b * sin**2, a * sin**2 + b * cos**2, (a - b) * cos * sin, width * height / 12
 

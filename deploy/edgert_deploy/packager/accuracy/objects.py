@@ -1,7 +1,8 @@
 """The agreement of objects with FP32's: boxes with masks or key points, and boxes after suppression.
 
 In YOLO's outputs, the extras of a box follow its scores. They are a factor for each of the model's masks, or key points
-as x, y and visibility. The sum of the masks, each times its factor, is above 0 where the object is.
+as x, y and visibility, or an angle in radians. The sum of the masks, each times its factor, is above 0 where the object
+is.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     Array,
     box_ious,
     matched,
+    oriented_ious,
 )
 
 OVERLAP_MAX = 0.45  # the overlap (IoU) above which a box suppresses a worse box of its class
 CANDIDATES_MAX = 1000  # suppression compares at most this number of an image's best boxes
 OBJECTS_MAX = 100  # an image has at most this number of objects, the best ones
+SUPPRESSED_FORMS = ("suppressed", "centres", "oriented")  # the forms of `Layout` whose boxes the model suppresses
 VISIBLE_MIN = 0.5  # a key point that FP32 sees with less confidence is not compared
 
 
@@ -36,7 +39,8 @@ class Layout:
         boxes: The name of the output.
         form: "channels_first" if the output is `[N, 4 + C + extras, A]`, and "anchors_first" if it is `[N, A, 4 + C +
             extras]`. "suppressed" if the model suppresses boxes itself: `[N, K, 6 + extras]`, with two corners, a score
-            and the number of a class.
+            and the number of a class. "centres" or "oriented" if such a box has a centre and two sides instead of the
+            corners. An oriented box has one extra, its angle.
         objectness: Whether one more value between box and scores multiplies every score of the box.
         extras: The number of values after the scores of each box.
         image: The height and width of the model's image, in which boxes are pixels.
@@ -50,7 +54,10 @@ class Layout:
 
 
 class _Objects(NamedTuple):
-    """The objects of one image: corners `[n, 4]`, classes `[n]` and extras `[n, E]`."""
+    """The objects of one image: corners `[n, 4]`, classes `[n]` and extras `[n, E]`.
+
+    Oriented boxes `[n, 5]` have a centre, two sides and an angle instead of corners, and no extras.
+    """
 
     corners: NDArray[np.float64]
     classes: NDArray[np.int64]
@@ -72,12 +79,17 @@ def object_agreement(layout: Layout, boxes: Array, true_boxes: Array, maps: tupl
     hits = answered = expected = 0
     for i in range(len(true_boxes)):
         got, want = _objects(layout, boxes[i]), _objects(layout, true_boxes[i])
-        if maps is None:
-            alike = _points_alike(got, want)
+        same = got.classes[:, None] == want.classes
+        if layout.form == "oriented":
+            ious = oriented_ious(got.corners[:, None], want.corners[None])
         else:
-            alike = _same_masks(*(_masks(layout, each, one[i]) for each, one in zip((got, want), maps, strict=True)))
-        same = (got.classes[:, None] == want.classes) & alike
-        hits += matched(np.where(same, box_ious(got.corners, want.corners), 0.0))
+            ious = box_ious(got.corners, want.corners)
+            if maps is None:
+                same &= _points_alike(got, want)
+            else:
+                one, other = (_masks(layout, each, of[i]) for each, of in zip((got, want), maps, strict=True))
+                same &= _same_masks(one, other)
+        hits += matched(np.where(same, ious, 0.0))
         answered, expected = answered + len(got.classes), expected + len(want.classes)
     if answered + expected == 0:  # values of NaN are no answers
         return float(all(np.isfinite(array).all() for array in (boxes, *(maps or ())[:1])))
@@ -92,17 +104,26 @@ def finds_nothing(layout: Layout, boxes: Array) -> bool:
 def _objects(layout: Layout, boxes: Array) -> _Objects:
     values = np.nan_to_num(boxes if layout.form == "channels_first" else boxes.T).astype(np.float64)
     values, extras = values[: len(values) - layout.extras], values[len(values) - layout.extras :]
-    if layout.form == "suppressed":
+    if layout.form in SUPPRESSED_FORMS:
         found = np.flatnonzero(values[4] >= SCORE_MIN)
-        return _Objects(values[:4, found].T, values[5, found].astype(np.int64), extras[:, found].T)
+        classes = values[5, found].astype(np.int64)
+        if layout.form == "oriented":
+            return _Objects(np.concatenate([values[:4, found], extras[:, found]]).T, classes, np.empty((len(found), 0)))
+        boxes = values[:4, found].T
+        return _Objects(_corners(boxes) if layout.form == "centres" else boxes, classes, extras[:, found].T)
     scores = values[5:] * values[4] if layout.objectness else values[4:]
     best = scores.max(axis=0)
     chosen = np.flatnonzero(best >= SCORE_MIN)
     chosen = chosen[np.argsort(-best[chosen], kind="stable")][:CANDIDATES_MAX]
-    centres, halves = values[:2, chosen].T, values[2:4, chosen].T / 2
-    corners, classes = np.concatenate([centres - halves, centres + halves], axis=1), scores[:, chosen].argmax(axis=0)
+    corners, classes = _corners(values[:4, chosen].T), scores[:, chosen].argmax(axis=0)
     kept = suppress(corners.astype(np.float32), classes, OVERLAP_MAX, OBJECTS_MAX)
     return _Objects(corners[kept], classes[kept], extras[:, chosen[kept]].T)
+
+
+def _corners(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the corners `[n, 4]` of boxes `[n, 4]` with a centre and two sides."""
+    centres, halves = boxes[:, :2], boxes[:, 2:] / 2
+    return np.concatenate([centres - halves, centres + halves], axis=1)
 
 
 def _masks(layout: Layout, objects: _Objects, maps: Array) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.detectors import are_suppressed
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
+from edgert_deploy.packager.accuracy.judgement import within
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 from edgert_deploy.packager.builders import Artifact
@@ -195,14 +196,21 @@ def _check_are_numbers(source: SourceModel, answers: Outputs) -> None:
 
 
 def _check_boxes(rule: Detect | None, source: SourceModel, answers: Outputs) -> None:
-    """Raise ConfigInvalid if the rule reads boxes after suppression as boxes and scores of anchors."""
-    if rule is None or rule.scores or rule.form != "anchors_first":
+    """Raise ConfigInvalid if the rule reads boxes after suppression, or shares of the image as pixels."""
+    if rule is None:
         return
     boxes = next(array for spec, array in zip(source.outputs, answers, strict=True) if spec.name == rule.boxes)
-    if are_suppressed(boxes.transpose(0, 2, 1)):
+    rows = boxes if rule.form == "channels_first" else boxes.transpose(0, 2, 1)
+    if not rule.scores and rule.form == "anchors_first" and are_suppressed(rows):
         raise ConfigInvalid(
-            f"output {rule.boxes!r} {list(boxes.shape[1:])} holds boxes after suppression, as of YOLOv10 and YOLO26: two "
-            f"corners, a score and a class. {SUPPRESSED}"
+            f"output {rule.boxes!r} {list(boxes.shape[1:])} holds boxes after suppression, as of YOLOv10, YOLO26 and "
+            f"RT-DETR: a box, a score and a class. {SUPPRESSED}"
+        )
+    if not rule.normalized and within(rows[:, :4]) and rows[:, :4].any():
+        raise ConfigInvalid(
+            f"the boxes in output {rule.boxes!r} are 0 to 1: shares of the image, not pixels. Give --postprocess a file with "
+            f'the table [detect] and normalized = true (form = "{rule.form}"; objectness = true only if a value between '
+            "the box and the scores multiplies the scores)"
         )
 
 

@@ -46,8 +46,8 @@ ONLY_BOXES = (
 )
 SUPPRESSED_VALUES = 6  # the values of a box after suppression, as of YOLOv10 and YOLO26: two corners, a score, a class
 SUPPRESSED = (
-    "EdgeRT reads boxes before suppression: export the model without it (Ultralytics: end2end=False), or omit --postprocess, "
-    "and let your app read the output"
+    "EdgeRT reads boxes before suppression: export the model without it (Ultralytics' YOLO: end2end=False), or omit "
+    "--postprocess, and let your app read the output"
 )
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_MARGIN = 256 / 224  # the shorter side of the image before the crop, divided by the side of the crop

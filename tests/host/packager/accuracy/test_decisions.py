@@ -152,8 +152,19 @@ def test_a_class_that_is_lost_from_a_mask_is_not_hidden_by_the_background() -> N
 
 
 def test_the_bytes_of_a_quantized_output_are_not_taken_for_classes() -> None:
-    (judgement,) = judged(RANDOM.integers(0, 255, (5, 32, 32)).astype(np.uint8))
-    assert judgement.name == "values"
+    blurred = np.linspace(0, 255, 32 * 32).astype(np.uint8).reshape(1, 32, 32).repeat(5, axis=0)  # equal neighbours
+    for values in (RANDOM.integers(0, 255, (5, 32, 32)).astype(np.uint8), blurred, blurred.astype(np.int8)):
+        (judgement,) = judged(values)
+        assert judgement.name == "values"
+
+
+def test_a_mask_of_bytes_is_judged_by_its_classes() -> None:
+    """YOLO26's semantic segmentation answers UINT8. Earlier code counted equal values, most of them background."""
+    reference = np.zeros((6, 32, 32), np.uint8)
+    reference[:, 4:14, 4:14], reference[:, 20:23, 20:23] = 7, 2
+    (judgement,) = judged(reference)
+    assert judgement.name == "masks"
+    assert judgement.score([np.where(reference == 2, 0, reference)], [reference]) == pytest.approx(0.5)
 
 
 def test_texts_are_read_with_the_stated_blank_and_axis() -> None:

@@ -123,6 +123,31 @@ def test_oriented_boxes_are_judged_by_their_overlap_whatever_the_order_of_their_
     assert found.score([np.full_like(reference, np.nan)], [reference]) == 0.0
 
 
+def test_oriented_boxes_are_recognized_if_some_anchors_have_no_angle() -> None:
+    """YOLO26 does not limit the angles of anchors without an object."""
+    angles = RANDOM.uniform(-np.pi / 4, 3 * np.pi / 4, (6, 1, 2100)).astype(np.float32)
+    angles[..., ::50] *= 9
+    reference = np.concatenate([yolo(), angles], axis=1)
+    (found,) = judged(reference, inputs=[(3, 320, 320)])
+    assert (found.name, found.score([reference], [reference])) == ("anchors", 1.0)
+
+
+@pytest.mark.parametrize("classes", [1, 18])
+def test_boxes_in_shares_of_the_image_are_recognized_in_one_output_with_their_scores(classes: int) -> None:
+    """RT-DETR's `[N, 300, 4 + C]`. Earlier code took it for a map."""
+    reference = yolo(classes=classes, anchors=300).transpose(0, 2, 1)
+    reference[..., :4] /= 320
+    (found,) = judged(reference, inputs=[(3, 320, 320)])
+    assert (found.name, found.score([reference], [reference])) == ("boxes", 1.0)
+    moved = reference.copy()
+    moved[..., :2] += 0.2
+    assert found.score([moved], [reference]) < 0.2
+    mask = np.zeros((6, 400, 40), np.float32)  # a tall image
+    mask[:, 100:300, 10:] = 0.9
+    (found,) = judged(mask, inputs=[(3, 400, 40)])
+    assert found.name == "maps"
+
+
 def test_a_detector_that_the_user_stated_is_judged_by_its_boxes() -> None:
     reference = yolo()
     (judgement,) = judged(reference, detect=Detect("out0", score_threshold=0.3), image_size=(320, 320))

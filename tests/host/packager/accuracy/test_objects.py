@@ -78,6 +78,38 @@ def test_boxes_that_the_model_suppresses_itself_are_judged_in_any_order(boxes: i
     assert found.score([other_class], [reference]) < 0.2
 
 
+def test_boxes_after_suppression_may_be_shares_of_the_image() -> None:
+    """RT-DETR writes a centre, two sides, a falling score and a class."""
+    centres, sides = RANDOM.uniform(0.2, 0.8, (4, 300, 2)), RANDOM.uniform(0.05, 0.3, (4, 300, 2))
+    scores = -np.sort(-(RANDOM.uniform(0, 1, (4, 300, 1)) ** 6), axis=1)
+    numbers = RANDOM.integers(0, 80, (4, 300, 1))
+    reference = np.concatenate([centres, sides, scores, numbers], axis=2).astype(np.float32)
+    found = judged([reference])
+    assert (found.name, found.score([reference[:, ::-1]], [reference])) == ("objects", 1.0)
+    moved = reference.copy()
+    moved[..., :2] += 0.3
+    assert found.score([moved], [reference]) < 0.2
+
+
+def test_oriented_boxes_after_suppression_are_judged_by_their_overlap_in_any_order() -> None:
+    """YOLO26's oriented boxes have a centre, two sides, a falling score, a class and an angle."""
+    boxes = np.concatenate([RANDOM.uniform(20, 300, (4, 300, 2)), RANDOM.uniform(10, 60, (4, 300, 2))], axis=2)
+    scores = -np.sort(-(RANDOM.uniform(0, 1, (4, 300, 1)) ** 6), axis=1)
+    numbers, angles = RANDOM.integers(0, 15, (4, 300, 1)), RANDOM.uniform(-0.7, 2.3, (4, 300, 1))
+    boxes[..., 2:] = [60, 12]  # long and narrow
+    reference = np.concatenate([boxes, scores, numbers, angles], axis=2).astype(np.float32)
+    found = judged([reference])
+    assert found.name == "objects"
+    turned = reference[:, ::-1].copy()
+    turned[..., [2, 3]], turned[..., 6] = turned[..., [3, 2]], turned[..., 6] - np.pi / 2
+    assert found.score([turned], [reference]) == 1.0
+    for column, other in ((6, 0.7), (0, 40), (5, 1)):
+        changed = reference.copy()
+        changed[..., column] += other
+        assert found.score([changed], [reference]) < 0.2, column
+    assert found.score([np.full_like(reference, np.nan)], [reference]) == 0.0
+
+
 def test_other_outputs_of_six_values_are_not_taken_for_boxes_after_suppression() -> None:
     features = RANDOM.normal(0, 1, (8, 200, 6)).astype(np.float32)
     unordered = features.copy()  # their first four values are no corners

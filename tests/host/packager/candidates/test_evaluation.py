@@ -174,6 +174,18 @@ def test_boxes_that_the_model_suppresses_itself_are_not_taken_for_scores(tmp_pat
             evaluate_source(request)
 
 
+def test_boxes_in_shares_of_the_image_are_not_read_as_pixels(tmp_path: Path) -> None:
+    """Example: RT-DETR. Earlier code packed such a rule, and devices answered boxes of 0 to 1 pixels."""
+    proto = models.model("float[N,3,8,12] x) => (float[N,48,6] y", "y = Reshape(x, s)", {"s": np.array([-1, 48, 6])})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": np.random.default_rng(1).random((16, 3, 8, 12), np.float32)}, None)
+    rule = Detect("y", form="anchors_first")
+    request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True, detect=rule)
+    with pytest.raises(ConfigInvalid, match=r"the boxes in output 'y' are 0 to 1: .* normalized = true"):
+        evaluate_source(request)
+    evaluate_source(replace(request, detect=replace(rule, normalized=True)))
+
+
 def test_every_bucket_needs_samples_and_gets_a_golden_sample(tmp_path: Path) -> None:
     source = source_in("tokens=8,16,32")
     every, short = samples_of(source, texts(40)), samples_of(source, [text(2 + i % 12, i) for i in range(40)])
