@@ -51,6 +51,7 @@ from edgert.errors import (
 )
 from edgert.printable import counted
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
+from edgert_deploy.devices.claims import check_not_deploying
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
@@ -222,11 +223,7 @@ class Runtimes:
             status = RemoteDaemon(self.transport, self.device).status()
         except DeviceError:
             return ()
-        for claim in status.claims:
-            raise DeployUnderWay(
-                f"a deployment of {claim.model} is in progress on {self.device.name} (since {claim.since}, by {claim.by}): change the "
-                f"runtime after this deployment. If that host has disappeared, its claim expires in {claim.left_s:.0f} s"
-            )
+        check_not_deploying(self.device, status)
         on_trial = [model.model for model in status.models if model.on_trial]
         if on_trial:
             raise DeployUnderWay(

@@ -148,6 +148,15 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
     _script(device, transport, ("look", device.home, over))
 
 
+def check_not_deploying(device: Device, status: DeviceStatus) -> None:
+    """Raise DeployUnderWay if a deployment has the claim of a model."""
+    for claim in status.claims:
+        raise DeployUnderWay(
+            f"a deployment of {claim.model} is in progress on {device.name} (since {claim.since}, by {claim.by}). Nothing was "
+            f"changed; try again when it has ended. If that host has disappeared, its claim expires in {claim.left_s:.0f} s"
+        )
+
+
 def record_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
     """Record on the device the folders that bootstrap will create.
 

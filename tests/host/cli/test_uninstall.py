@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgert.cli import main as edgertd
 from edgert.config import read_config
 from edgert.state_dir import StateDir
 from edgert_deploy.cli import main
@@ -182,3 +183,12 @@ def test_a_user_who_agrees_decides_whether_models_and_keys_are_removed(
     assert answered(tmp_path, *words, answers={"Remove EdgeRT from here?": "y", **rest}) == 0
     assert files_of(state) - {"models"} == left
     assert os.path.exists(state) == bool(left)
+
+
+def test_an_uninstall_is_refused_while_another_host_deploys(edgert: Edgert, here: Path, state: Path) -> None:
+    assert edgert("deploy", here / "echo-1.edgert", "here")[0] == 0
+    assert edgertd(["--state", str(state), "claim", "echo", "--by", "ann@desk"]) == 0
+    code, refused = edgert("uninstall", "here", "--yes")
+    assert (code, refused["error"]["code"]) == (7, "device.deploy_under_way")
+    assert "by ann@desk). Nothing was changed; try again when it has ended" in refused["error"]["message"]
+    assert live(edgert) == (1, "steady")
