@@ -58,6 +58,7 @@ from edgert_deploy.packager.sources.onnx_graph.quantization.dynamic_quantization
 from edgert_deploy.packager.sources.onnx_graph.rewrites.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.rewrites.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.rewrites.infinite_bounds import drop_infinite_bounds
+from edgert_deploy.packager.sources.onnx_graph.rewrites.resize_scales import round_scales_up
 from edgert_deploy.packager.sources.onnx_graph.rewrites.single_precision import has_double, narrow_double, widen_half
 from edgert_deploy.packager.sources.onnx_graph.rewrites.sparse_weights import make_dense
 from edgert_deploy.packager.sources.onnx_graph.rewrites.spectrograms import convolve_spectrograms, state_one_sided
@@ -300,12 +301,15 @@ def _shapes_by_length(
 
 
 def _checked(proto: Any) -> tuple[Any, bool]:
-    """Return the structure of a valid model, and whether the function removed wrong inner shapes.
+    """Return the structure of a valid model, and whether scales were corrected or inner shapes removed.
 
     Raises SourceInvalid.
     """
     structure, forgot = structure_of(proto), False
     problem = _problem(structure)
+    if _SHAPES_DIFFER in problem and round_scales_up(proto):
+        structure, forgot = structure_of(proto), True
+        problem = _problem(structure)
     if _SHAPES_DIFFER in problem:
         forget_inner_shapes(proto)
         structure, forgot = structure_of(proto), True

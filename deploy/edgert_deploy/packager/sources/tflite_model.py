@@ -23,6 +23,7 @@ from edgert_deploy.packager.sources.tensor_specs import (
 )
 
 CUSTOM_OPERATOR = re.compile(r"unresolved custom op: ([\w.-]*\w)")
+FLEX = "Select TensorFlow op(s)"
 IDENTIFIER = b"TFL3"  # at byte 4 of the file
 
 
@@ -161,6 +162,11 @@ def _run(interpreter: Any, inputs: tuple[TensorSpec, ...], count: int) -> list[A
     except (SourceInvalid, MemoryError):
         raise
     except Exception as error:  # the interpreter raises ValueError and RuntimeError
+        if FLEX in str(error):
+            raise SourceInvalid(
+                "the model has operators of TensorFlow (SELECT_TF_OPS), which TFLite's runtime for Python does not have: convert "
+                "the model again with TFLite's built-in operators only, or give it as ONNX or Keras"
+            ) from error
         if custom := CUSTOM_OPERATOR.search(str(error)):
             raise SourceInvalid(
                 f"the model has the custom operator {custom[1]}, which TFLite's runtime for Python does not have: convert the "

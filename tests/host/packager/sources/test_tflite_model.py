@@ -156,16 +156,23 @@ def test_the_scale_of_an_int8_input_is_read(
     assert source.scales == {source.inputs[0].name: (scale, zero)}
 
 
-def test_a_custom_operator_is_named(digits_tflite: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("custom", "says"),
+    [
+        (b"Landmarks2TransformMatrix", r"the custom operator Landmarks2TransformMatrix, which .* or give it as ONNX"),
+        (b"FlexErfinv", r"SELECT_TF_OPS.* built-in operators only, or give it as ONNX"),
+    ],
+)
+def test_an_operator_that_the_runtime_lacks_is_named(
+    custom: bytes, says: str, digits_tflite: Path, tmp_path: Path
+) -> None:
     """Examples: MediaPipe's face landmarks with attention, and files with selected TensorFlow operators."""
     model = unpacked(digits_tflite.read_bytes())
     code = model.operatorCodes[0]
     code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.CUSTOM
-    code.customCode = b"Landmarks2TransformMatrix"
+    code.customCode = custom
     (tmp_path / "m.tflite").write_bytes(packed(model))
-    with pytest.raises(
-        SourceInvalid, match=r"the custom operator Landmarks2TransformMatrix, which .* or give it as ONNX"
-    ):
+    with pytest.raises(SourceInvalid, match=says):
         load_source(tmp_path / "m.tflite")
 
 

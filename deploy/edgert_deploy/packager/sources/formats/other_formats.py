@@ -33,6 +33,7 @@ PICKLE = (
     "to ONNX: a scikit-learn model with skl2onnx, a LightGBM or XGBoost model with onnxmltools"
 )
 BOOSTER = "a model of {}: convert it to ONNX with onnxmltools"
+CATBOOST = "a model of CatBoost: write it with model.save_model('model.onnx', format='onnx'), and give that file"
 CORE_ML = "a Core ML model, for Apple's devices only: export the model that it was made from as ONNX"
 PADDLE = "a PaddlePaddle model or its weights: convert it with paddle2onnx, and give the ONNX model"
 KERAS_PART = (
@@ -61,6 +62,7 @@ ARCHIVE = "a packed archive: unpack it, and give the model's file"
 BEGINNINGS = {
     TORCH_PICKLE: PICKLED_TORCH,
     b"tree\nversion=": BOOSTER.format("LightGBM"),
+    b"CBM1": CATBOOST,
     b"GGUF": "a language model in GGUF, which no engine of EdgeRT runs",
     b"\xba\x16\x4f\x2f": "a model of fastText, which no engine of EdgeRT runs",
     b"\x1f\x8b": ARCHIVE,

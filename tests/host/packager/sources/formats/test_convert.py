@@ -194,7 +194,26 @@ keras.Model(image, keras.layers.UpSampling2D(interpolation="bilinear")(image)).s
 text = keras.Input((), dtype="string", name="text")
 keras.Model(text, keras.layers.Embedding(9, 4)(keras.layers.Hashing(num_bins=9)(text))).save("text.keras")
 lambda_model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda v: v * 2)])
-lambda_model.save("lambda.keras")
+lambda_model.save("lambda.keras"); lambda_model.save("lambda.h5")
+image = keras.Input((16, 16, 3), name="x")
+flat = keras.layers.Flatten()(keras.layers.Conv2D(6, 3, groups=3)(image))  # Keras compiles a convolution with groups
+named = keras.Model(image, {"scores": keras.layers.Dense(5)(flat), "boxes": keras.layers.Dense(4)(flat)})
+named.save("named.keras")
+numpy.savez("named.npz", **{name: value.numpy() for name, value in named(x).items()})
+steps = keras.Input((16, 48), name="x")
+states = keras.Model(steps, keras.layers.LSTM(4, return_sequences=True, return_state=True, name="lstm")(steps))
+states.save("states.keras")
+steps = keras.Input((16, 48), batch_size=1, name="x")
+keras.Model(steps, keras.layers.Bidirectional(keras.layers.LSTM(4, stateful=True, name="lstm"))(steps)).save("stateful.keras")
+keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Resizing(8, 8, interpolation="area")]).save("area.keras")
+import tensorflow
+@tensorflow.function(input_signature=[tensorflow.TensorSpec([None, 16, 16, 3], name="x"), tensorflow.TensorSpec([], name="limit")])
+def above(x, limit):
+    return {"y": tensorflow.cast(x > limit, tensorflow.float32)}
+module = tensorflow.Module()
+tensorflow.saved_model.save(module, "one", signatures={"above": above})
+tensorflow.saved_model.save(module, "two", signatures={"above": above, "again": above})
+numpy.save("above.npy", above(x, 0.25)["y"].numpy())
 """
 
 
@@ -283,8 +302,9 @@ def test_the_error_about_a_class_of_the_user_names_the_class_and_a_workaround(ke
 
 def test_a_keras_file_that_holds_python_code_is_refused(keras_models: tuple[str, Path]) -> None:
     python, folder = keras_models
-    with pytest.raises(SourceInvalid, match="Keras could not convert"):
-        load_source(folder / "lambda.keras", Conversion(python))
+    for name in ("lambda.keras", "lambda.h5"):
+        with pytest.raises(SourceInvalid, match=r"a Lambda layer.* build that folder$"):
+            load_source(folder / name, Conversion(python))
 
 
 def test_a_keras_model_that_takes_text_gets_the_next_step(keras_models: tuple[str, Path]) -> None:
@@ -303,3 +323,30 @@ def test_an_open_length_of_a_keras_model_is_given_with_the_usual_option(keras_mo
         load_source(folder / "upsampling.keras", Conversion(python))
     source = load_source(folder / "upsampling.keras", Conversion(python, read_inputs(["image=1,16,24,3"])))
     assert source.outputs[0].shape == (-1, 32, 48, 3)
+
+
+def test_each_output_of_a_keras_model_keeps_its_own_name(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    source = load_source(folder / "named.keras", Conversion(python))
+    samples = load_samples(folder / "x.npz", source, at_least=10)
+    with np.load(folder / "named.npz") as want:
+        for spec, answers in zip(source.outputs, reference_outputs(source, samples), strict=True):
+            np.testing.assert_allclose(answers, want[spec.name], atol=1e-5)
+    states = load_source(folder / "states.keras", Conversion(python))
+    assert [spec.name for spec in states.outputs] == ["lstm_0", "lstm_1", "lstm_2"]
+
+
+def test_a_keras_model_whose_answers_would_change_is_refused(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    with pytest.raises(SourceInvalid, match=r"lstm.* keeps its state .*docs/streams\.md"):
+        load_source(folder / "stateful.keras", Conversion(python))
+    with pytest.raises(SourceInvalid, match=r"ResizeArea of TensorFlow .* use bilinear"):
+        load_source(folder / "area.keras", Conversion(python))
+
+
+def test_the_only_signature_of_a_saved_model_is_converted_whatever_its_name(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    how = Conversion(python, read_inputs(["limit=0.25"]))
+    check_answers(folder / "one", how, "above.npy")
+    with pytest.raises(SourceInvalid, match=r"'serving_default' \(found: above, again\)\. Save it again"):
+        load_source(folder / "two", how)

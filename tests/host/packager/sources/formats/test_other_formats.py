@@ -61,6 +61,7 @@ FILES = {
     "forest.txt": (b"tree\nversion=v4\nnum_class=1\n", "LightGBM.*onnxmltools"),
     "forest.json": (json.dumps({"learner": {"attributes": {}}}).encode(), "XGBoost.*onnxmltools"),
     "forest.ubj": (b"{L\x00\x00\x00\x00\x00\x00\x00\x07learner{", "XGBoost"),
+    "forest.cbm": (b"CBM1" + bytes(20), r"CatBoost.*format='onnx'"),
     "net.json": (b'{"class_name": "Functional", "config": {}}', "a Keras file with layers and without weights"),
     "net.weights.h5": (HDF5 + b"layer_names", r"a Keras file with weights and without layers.*model\.save"),
     "net.ort": (b"\x18\x00\x00\x00ORTM" + bytes(20), "ONNX Runtime's own format"),

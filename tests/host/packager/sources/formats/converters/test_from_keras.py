@@ -19,7 +19,16 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 from edgert_deploy.packager.accuracy.artifact_runs import reference_outputs
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.sources.formats.converters.from_keras import keep_constants, known_reason, main, short
+from edgert_deploy.packager.sources.formats.converters.from_keras import (
+    Advised,
+    check_converted,
+    distinct,
+    keep_constants,
+    known_reason,
+    main,
+    short,
+    unknown_nodes,
+)
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
@@ -51,6 +60,10 @@ def test_the_reason_of_a_failed_conversion_is_short() -> None:
     assert known_reason(TypeError(old)).startswith("Keras 3 does not know {'groups': 1} of the layer DepthwiseConv2D")
     whole = "Could not locate class 'Functional'. Make sure. Full object config: {'module': 'tf_keras.src.engine.functional'}"
     assert known_reason(TypeError(whole)).startswith("Keras 2 wrote the file")
+    code = "The `function` of this `Lambda` layer is a Python lambda. This carries a potential risk"
+    assert "a Lambda layer" in known_reason(ValueError(code))
+    changed = "Input 0 of node AssignAddVariableOp was passed float incompatible with expected resource."
+    assert "docs/streams.md" in known_reason(ValueError(changed))
     unknown = ValueError("one\ntwo " + 400 * "x")
     assert (known_reason(unknown), short(unknown)) == ("", "ValueError: " + 300 * "x")
 
@@ -62,3 +75,24 @@ def test_the_backend_that_the_user_chose_for_keras_does_not_count(monkeypatch: p
     monkeypatch.setattr(sys, "argv", ["from_keras.py", json.dumps({"model": "", "out": "", "inputs": {}})])
     assert main() == 4  # TensorFlow is missing
     assert os.environ["KERAS_BACKEND"] == "tensorflow"
+
+
+def test_an_operator_that_tf2onnx_did_not_convert_is_named_with_the_next_step() -> None:
+    proto = models.model("float[N,4] x) => (float[N,4] y", "e = Erf(x) s = Relu(e) y = Neg(s)")
+    assert unknown_nodes(proto.graph) == []
+    for node, operator in zip(proto.graph.node, ("Erfc", "StatelessRandomUniformV2", "Neg"), strict=True):
+        node.op_type, node.name = operator, f"net/{operator}"
+    found = unknown_nodes(proto.graph)  # the build replaces Erfc
+    assert found == [("StatelessRandomUniformV2", "net/StatelessRandomUniformV2")]
+    with pytest.raises(Advised, match=r"StatelessRandomUniformV2 .* augment images .*model\.keras"):
+        check_converted(found)
+    with pytest.raises(Advised, match=r"Bucketize of TensorFlow \(net/b\): remove its layer"):
+        check_converted([("Bucketize", "net/b")])
+    check_converted([("ResizeBilinear", "net/r")], ("ResizeArea",))
+    with pytest.raises(Advised, match="bilinear"):
+        check_converted([("ResizeArea", "net/r")], ("ResizeArea",))
+
+
+def test_outputs_of_one_layer_get_names_of_their_own() -> None:
+    assert distinct(["lstm", "scores", "lstm"]) == ["lstm_0", "scores", "lstm_1"]
+    assert distinct(["lstm_0", "lstm", "lstm"]) == ["lstm_0", "lstm_1", "lstm_2"]
