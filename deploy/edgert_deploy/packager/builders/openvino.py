@@ -23,6 +23,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, adapt_source, artifact_of, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
+from edgert_deploy.packager.builders.openvino_einsum import with_products
 from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
 from edgert_deploy.packager.builders.qdq import (
     CALIBRATION_SAMPLES_MAX,
@@ -113,7 +114,7 @@ def _check_resizes(proto: Any) -> None:
 def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:
     openvino = sdk()
     bare = source if source.fold is None else replace(source, proto=source.fold.inner)
-    proto = bare.proto if spec.precision == "int8" else float_proto(bare)
+    proto = with_products(bare.proto if spec.precision == "int8" else float_proto(bare))
     _check_resizes(proto)
     versions = {"openvino": openvino.__version__.split("-")[0]}
     advice = "export the model without that operator, or remove openvino from the profile's engines"

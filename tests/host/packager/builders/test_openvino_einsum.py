@@ -1,0 +1,64 @@
+"""OpenVINO's artifacts with an Einsum that OpenVINO would compute wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
+from edgert_deploy.packager.builders import Precision
+from edgert_deploy.packager.builders.openvino_einsum import with_products
+from edgert_deploy.packager.sources.source_model import load_source
+from tests.support import models
+from tests.support.builders import build, samples_for
+from tests.support.needed import needed
+
+needed("nncf")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_positions_of_a_funnel_transformer_are_right(precision: Precision, tmp_path: Path) -> None:
+    body = (
+        'p = GatherElements<axis=0>(e, i) k = Einsum<equation="td,dnh->tnh">(p, w) '
+        'y = Einsum<equation="binh,tnh->bnit">(x, k)'
+    )
+    places = np.repeat(np.arange(40, 8, -1)[:, None], 32, axis=1)
+    weights = {"e": models.random(64, 32, seed=1) - 0.5, "i": places, "w": models.random(32, 4, 8, seed=2) - 0.5}
+    proto = models.model("float[N,16,4,8] x) => (float[N,4,16,32] y", body, weights)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = samples_for(source)
+    artifact = build("openvino", source, samples, precision, tmp_path / "out")
+    (expected,) = reference_outputs(source, samples)
+    (answer,) = artifact_outputs(artifact, source, samples)
+    assert np.abs(answer - expected).max() < (1e-4 if precision == "fp32" else 0.1) * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "is_product"),
+    [
+        ("binh,tnh->bnit", [(2, 5, 3, 4), (6, 3, 4)], True),
+        ("bind, snd -> bsin", [(2, 5, 3, 4), (6, 3, 4)], True),
+        ("bcij,dc->bidj", [(2, 4, 5, 3), (6, 4)], True),
+        ("bind,bjnd->bnij", [(2, 5, 3, 4), (2, 6, 3, 4)], False),
+        ("td,dnh->tnh", [(5, 4), (4, 3, 2)], False),
+        ("bij,ij->bi", [(2, 3, 4), (3, 4)], False),
+    ],
+)
+def test_only_an_einsum_that_broadcasts_its_second_operand_becomes_a_product(
+    equation: str, shapes: list[tuple[int, ...]], is_product: bool
+) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    left, right = (models.random(*shape, seed=i) for i, shape in enumerate(shapes))
+    rank = len(equation.replace(" ", "").partition("->")[2])
+    text = f"float{list(left.shape)} x) => (float[{', '.join('abcdef'[:rank])}] y"
+    proto = models.model(text, f'y = Einsum<equation="{equation}">(x, w)', {"w": right})
+    changed: Any = with_products(proto)
+    assert ("MatMul" in {node.op_type for node in changed.graph.node}) == is_product
+    (answer,) = ReferenceEvaluator(changed).run(None, {"x": left})
+    np.testing.assert_allclose(answer, np.einsum(equation.replace(" ", ""), left, right), rtol=1e-5)
