@@ -64,7 +64,7 @@ from edgert_deploy.packager.sources.onnx_graph.rewrites.sparse_weights import ma
 from edgert_deploy.packager.sources.onnx_graph.rewrites.spectrograms import convolve_spectrograms, state_one_sided
 from edgert_deploy.packager.sources.onnx_graph.rewrites.whole_lookups import reshape_whole_lookups
 from edgert_deploy.packager.sources.onnx_graph.rewrites.zero_pads import keep_zero_pads
-from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, structure_of
+from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, sort_nodes, structure_of
 from edgert_deploy.packager.sources.random_check import check_answers_repeat
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
 
@@ -112,7 +112,9 @@ def _examined(
     """
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
+    is_sorted = not sort_nodes(proto)
     changed, remarks, unread = _rewrite(proto, request, replaced, progress)
+    changed |= not is_sorted
     remarks += _fix_batch_where_needed(proto, no_batch)
     wanted = request.get("buckets")  # the open axis and its sizes; the outputs that have this axis follow below
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))

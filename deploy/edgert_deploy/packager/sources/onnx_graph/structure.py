@@ -6,10 +6,11 @@ shapes of weights. They also need the values of short constants, because such a 
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import Any
 
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside, graphs_of, nodes_of, refill
 
 ONNX_DOMAINS = ("", "ai.onnx")  # both name ONNX's own operators
 SHAPE_VALUES_MAX = 1024  # a constant with more elements is not a shape
@@ -50,6 +51,46 @@ def forget_inner_shapes(proto: Any) -> None:
     for value in (value for graph in inner for value in graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+
+
+def sort_nodes(proto: Any) -> bool:
+    """Put each node after the nodes whose results it reads; return whether the order was another.
+
+    ONNX requires this order, but ONNX Runtime does not, and converters to FP16 put the casts of the inputs last. In a
+    cycle, the order stays, and ONNX's checker refuses the model.
+    """
+    return sum(_sort(graph) for graph in graphs_of(proto.graph)) > 0
+
+
+def _sort(graph: Any) -> bool:
+    makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    waits = [_read_by(node, makers) - {i} for i, node in enumerate(graph.node)]
+    if all(max(each, default=-1) < i for i, each in enumerate(waits)):
+        return False
+    readers: list[list[int]] = [[] for _ in waits]
+    for i, each in enumerate(waits):
+        for j in each:
+            readers[j].append(i)
+    left = [len(each) for each in waits]
+    ready = [i for i, count in enumerate(left) if not count]
+    order = []
+    while ready:
+        order.append(i := heapq.heappop(ready))
+        for j in readers[i]:
+            left[j] -= 1
+            if not left[j]:
+                heapq.heappush(ready, j)
+    if len(order) < len(waits):
+        return False
+    nodes = list(graph.node)
+    refill(graph.node, [nodes[i] for i in order])
+    return True
+
+
+def _read_by(node: Any, makers: dict[str, int]) -> set[int]:
+    """Return the nodes whose results `node`, or a graph inside it, reads."""
+    names = [*node.input, *(name for graph in graphs_inside(node) for each in nodes_of(graph) for name in each.input)]
+    return {makers[name] for name in names if name in makers}
 
 
 def _copy(source: Any, to: Any, field: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("onnx")
 
-from edgert_deploy.packager.sources.onnx_graph.structure import SHAPE_VALUES_MAX, opset_of, structure_of
+from edgert_deploy.packager.sources.onnx_graph.structure import SHAPE_VALUES_MAX, opset_of, sort_nodes, structure_of
+from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 
 
@@ -36,3 +39,20 @@ def test_the_opset_is_found_under_either_name_of_the_standard_domain() -> None:
     assert opset_of(proto) == 17
     proto.opset_import[0].domain = "com.microsoft"
     assert opset_of(proto) == 0
+
+
+def test_nodes_are_sorted_if_a_converter_put_a_cast_last(tmp_path: Path) -> None:
+    """Ultralytics' export with half=True writes such a model, and ONNX Runtime reads it."""
+    body = "a = Add (c, w)  b = Relu (a)  y = Add (b, c)  c = Cast<to=1> (x)"
+    proto = models.model("float16[N,8] x) => (float[N,8] y", body, {"w": models.random(8)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    assert [node.op_type for node in source.proto.graph.node][-3:] == ["Add", "Relu", "Add"]
+    assert sort_nodes(proto)
+    assert [node.output[0] for node in proto.graph.node] == ["c", "a", "b", "y"]
+    assert not sort_nodes(proto)
+
+
+def test_nodes_in_a_cycle_keep_their_order() -> None:
+    proto = models.model("float[N,8] x) => (float[N,8] y", "a = Add (x, b)  b = Relu (a)  y = Relu (b)")
+    assert not sort_nodes(proto)
+    assert [node.output[0] for node in proto.graph.node] == ["a", "b", "y"]
