@@ -136,7 +136,7 @@ def _telemetry(state: StateDir, config: DeviceConfig) -> TelemetryStatus:
 
 
 def _names(state: StateDir, serving: Mapping[str, ServingStatus]) -> list[str]:
-    """Return the installed models, and the models that the daemon knows although their folders were removed."""
+    """Return the installed models, and the models that the daemon knows without their folders."""
     return sorted({*state.model_names(), *serving})
 
 
