@@ -155,6 +155,16 @@ def test_a_server_with_one_session_at_a_time_runs_one_command_after_another(tmp_
         assert (tmp_path / "there").read_text() == "x"
 
 
+def test_a_link_that_the_device_ends_is_described_in_words(tmp_path: Path) -> None:
+    with (
+        running_sshd(tmp_path / "sshd") as server,
+        contextlib.closing(open_transport(server.device())) as transport,
+        pytest.raises(DeviceUnreachable, match="the link to board was lost") as lost,
+    ):
+        transport.run(["sh", "-c", "kill -9 $PPID; sleep 60"], WAIT_S_MAX)  # sshd's process of this session
+    assert "Error" not in lost.value.message
+
+
 def test_a_server_without_sessions_is_not_taken_for_a_lost_link(tmp_path: Path) -> None:
     with configured("MaxSessions 0\n", tmp_path) as server, pytest.raises(DeviceUnreachable, match="MaxSessions"):
         SshTransport(server.device(), LinkLimits(connect_s=1)).run(["true"], WAIT_S_MAX)

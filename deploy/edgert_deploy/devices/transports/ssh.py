@@ -99,7 +99,7 @@ def for_any_shell(argv: Sequence[str], first: str = ":") -> str:
     """
     script = f"umask 022; {first}; exec {shlex.join(argv)}"
     octal = re.sub(r"[\\\n!']", lambda found: f"\\0{ord(found[0]):03o}", script)
-    return f"""exec sh -c 'eval "$(printf %b "$0")"' '{octal}'"""
+    return f"""exec sh -c 'eval "$(printf %b "$1")"' sh '{octal}'"""
 
 
 class SshTransport:
@@ -325,7 +325,8 @@ class SshTransport:
 
     def _link_died(self, error: BaseException) -> DeviceUnreachable:
         self.close()
-        reason = str(error) or type(error).__name__
+        ended = "no answer in time" if isinstance(error, TimeoutError) else "the device or the network ended it"
+        reason = str(error) or ended  # the errors of an ended connection have no text
         return DeviceUnreachable(f"the link to {self.device.name} was lost: {reason}. Check the network and try again")
 
     def _is_alive(self) -> bool:
