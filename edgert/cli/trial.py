@@ -70,7 +70,9 @@ def trial_of(state: StateDir, store: SlotStore, digest: str) -> TrialAnswer:
     if live is not None and digest in ("", live.digest):
         if not daemon_runs and slots.on_trial and store.expire_trial(unwatched=True):
             return trial_of(state, store, live.digest)
-        if watch is not None and watch.release != live.release:
+        # A kept version has not broken a limit: the figures are those of an earlier trial of the same release.
+        earlier = watch is not None and watch.phase is TrialPhase.BROKEN and not slots.on_trial
+        if earlier or (watch is not None and watch.release != live.release):
             watch = None
         answer = TrialAnswer(model, _state_of(slots, live, watch), live.release, live.digest, watch=watch)
         if not slots.on_trial:

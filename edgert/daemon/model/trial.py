@@ -53,7 +53,7 @@ class Trial:
         self._ends_at_s: float | None = None
         self.fault: EdgeRTError | None = None  # the reason why the trial could not end after its time
         self._watch: TrialWatch | None = None
-        self._held: TrialStatus | None = None  # the result of the last watch, if its limits held
+        self._last: TrialStatus | None = None  # the result of the last watch
         self._unwatched: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
 
     def follow(self, slots: Slots) -> None:
@@ -126,8 +126,8 @@ class Trial:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def status(self) -> TrialStatus | None:
-        """Return the status of the watch, or the result of the last watch if its limits held; else None."""
-        return self._held if self._watch is None else self._watch.status(self._clock())
+        """Return the status of the watch, or the result of the last watch; None before the first watch."""
+        return self._last if self._watch is None else self._watch.status(self._clock())
 
     def _begin(self, worker: WorkerProcess) -> None:
         if worker is not self._unwatched:
@@ -149,8 +149,7 @@ class Trial:
         if not watch.over or watch.concluded:
             return
         watch.concluded = True
-        # The figures of a broken trial would appear as those of the same release if it is kept later.
-        self._held = watch.status(self._clock()) if watch.finding is None else None
+        self._last = watch.status(self._clock())
         release = watch.worker.version.release
         watched_s = watch.watched_s(self._clock())
         fields = {"release": release, "watched_s": round(watched_s, 1), **event_fields(watch.readings)}
