@@ -23,8 +23,8 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, adapt_source, artifact_of, keeps_quantization
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
-from edgert_deploy.packager.builders.openvino_einsum import with_products
 from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
+from edgert_deploy.packager.builders.openvino_rewrites import split_gathered, with_products
 from edgert_deploy.packager.builders.qdq import (
     CALIBRATION_SAMPLES_MAX,
     Recipe,
@@ -60,7 +60,9 @@ class OpenVINOBuilder(Builder):
         quantizes = spec.precision == "int8" and not keeps_quantization(spec, source)
         progress(f"openvino: {'quantizing with NNCF' if quantizes else 'converting'}")
         path = out_dir / "model.xml"
-        advice = "build this target with --precision fp32, or export the model with opset 17"
+        advice = "export the model with opset 17, or remove openvino from the profile's engines"
+        if quantizes:
+            advice = f"build this target with --precision fp32, {advice}"
         with vendor_tool(f"openvino could not build {source.path.name}", advice):
             versions = _write(spec, source, calibration, path)
         _strip_notes(path)
@@ -123,6 +125,7 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
             model = openvino.Core().read_model(proto.SerializeToString(deterministic=True))
         except RuntimeError as error:
             raise RuntimeError(unread_nodes(str(error))) from error
+    split_gathered(openvino, model)
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
     if spec.precision == "int8" and not source.quantized:

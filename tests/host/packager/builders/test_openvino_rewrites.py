@@ -1,4 +1,4 @@
-"""OpenVINO's artifacts with an Einsum that OpenVINO would compute wrongly."""
+"""OpenVINO's artifacts with nodes that OpenVINO would compute wrongly or not compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import Precision
-from edgert_deploy.packager.builders.openvino_einsum import with_products
+from edgert_deploy.packager.builders.openvino_rewrites import with_products
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
@@ -62,3 +62,21 @@ def test_only_an_einsum_that_broadcasts_its_second_operand_becomes_a_product(
     assert ("MatMul" in {node.op_type for node in changed.graph.node}) == is_product
     (answer,) = ReferenceEvaluator(changed).run(None, {"x": left})
     np.testing.assert_allclose(answer, np.einsum(equation.replace(" ", ""), left, right), rtol=1e-5)
+
+
+def test_the_best_rows_of_the_first_values_compile_as_in_the_heads_of_yolo26(tmp_path: Path) -> None:
+    body = """
+        boxes = Slice(x, zero, four, last) rest = Slice(x, four, six, last)
+        h = Relu(rest) best, places = TopK<axis=1>(h, three)
+        y = GatherElements<axis=1>(boxes, i) z = ReduceMax<axes=[2], keepdims=0>(best)
+    """
+    numbers = {name: np.array([value]) for name, value in [("zero", 0), ("four", 4), ("six", 6), ("three", 3)]}
+    weights = {**numbers, "last": np.array([-1]), "i": np.array([[[2, 0, 1, 3]] * 3])}
+    proto = models.model("float[1,9,6] x) => (float[1,3,4] y, float[1,3] z", body, weights)
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = samples_for(source)
+    artifact = build("openvino", source, samples, "fp32", tmp_path / "out")
+    for answer, expected in zip(
+        artifact_outputs(artifact, source, samples), reference_outputs(source, samples), strict=True
+    ):
+        np.testing.assert_allclose(answer, expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Replaces an Einsum that OpenVINO computes wrongly by a MatMul."""
+"""Replaces nodes that OpenVINO computes wrongly or cannot compile."""
 
 from __future__ import annotations
 
@@ -52,3 +52,40 @@ def _product(node: Any) -> list[Any]:
 
 def _order(before: str | list[str], after: list[str]) -> list[int]:
     return [before.index(axis) for axis in after]
+
+
+def split_gathered(openvino: Any, model: Any) -> None:
+    """Replace each Slice of the first values of an axis by a VariadicSplit, if a GatherElements reads it.
+
+    OpenVINO 2026.4 drops such a Slice when it compiles the model. This is right only along the axis of the
+    GatherElements; otherwise, the shapes no longer fit, as in the segments and poses of YOLO26.
+    """
+    made = openvino.opset13
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Slice" or "GatherElements" not in _readers(node):
+            continue
+        numbers = [_number(node.input_value(i)) for i in range(1, 5)]
+        shape = node.input_value(0).get_partial_shape()
+        if None in numbers or shape.rank.is_dynamic:
+            continue
+        start, stop, step, axis = numbers
+        length = shape[axis]
+        if (start, step) == (0, 1) and length.is_static and 0 < stop < length.get_length():
+            node.output(0).replace(made.variadic_split(node.input_value(0), axis, [stop, -1]).output(0))
+
+
+def _readers(node: Any) -> set[str]:
+    return {reader.get_node().get_type_name() for reader in node.output(0).get_target_inputs()}
+
+
+def _number(value: Any) -> Any:
+    """Return the whole number that `value` holds; None if it is not a constant of one element.
+
+    OpenVINO's reader adds a Broadcast of 1 to a Slice without steps.
+    """
+    node = value.get_node()
+    if node.get_type_name() == "Broadcast":
+        return _number(node.input_value(0))
+    if node.get_type_name() != "Constant" or node.get_vector().size != 1:
+        return None
+    return int(node.get_vector()[0])
