@@ -26,7 +26,7 @@ from edgert_deploy.packager.builders.layers import Layer
 from edgert_deploy.packager.processes.vendor_output import quiet, working_in
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
-from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.opsets import OPSET_MIN
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
@@ -36,6 +36,7 @@ FLOATS = (1, 10)  # FP32 and FP16, as onnx.TensorProto numbers them
 CALIBRATION_SAMPLES_MAX = 300
 OWN_ELEMENTS_MAX = 1024  # if a constant of FP32 has at most this many elements, each node gets a copy of it
 INT8_NODES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+FP16_CASTS = ("graph_input_cast", "graph_output_cast")  # the names of the FP16 converter's casts
 PERCENTILE = 99.99  # the share of an activation's values that its range covers, in %
 ATTENTION_OPS = ("Attention", "LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization")
 # Operators that may be between the softmax of an attention head and its product with the values.
@@ -182,11 +183,27 @@ def to_fp16(proto: Any, source: SourceModel) -> Any:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     with vendor_tool(f"{source.path.name} cannot be converted to FP16", "build this target with --precision fp32"):
-        half = convert_float_to_float16(shape_inference.infer_shapes(copy_of(proto)), keep_io_types=True)
+        single = copy_of(proto)
+        _rename_casts(single.graph)
+        half = convert_float_to_float16(shape_inference.infer_shapes(single), keep_io_types=True)
         ONNXModel(half).topological_sort()  # the converter puts the inputs' casts last
         onnx.checker.check_model(half)
     del half.graph.value_info[:]
     return half
+
+
+def _rename_casts(graph: Any) -> None:
+    """Rename values and nodes with the names that the FP16 converter gives to its own casts.
+
+    The model has such names if the same converter has made it, as in Ultralytics' export with `half=True`.
+    """
+    kept = {value.name for value in (*graph.input, *graph.output)}
+    for node in nodes_of(graph):
+        for names in (node.input, node.output):
+            names[:] = [f"given_{name}" if name.startswith(FP16_CASTS) and name not in kept else name for name in names]
+        if node.name.startswith(FP16_CASTS):
+            node.name = f"given_{node.name}"
+    refill(graph.value_info, [value for value in graph.value_info if not value.name.startswith(FP16_CASTS)])
 
 
 def write_proto(proto: Any, path: Path) -> None:

@@ -46,6 +46,16 @@ def test_a_model_is_raised_to_an_opset_but_never_lowered() -> None:
     assert qdq.at_least_opset(proto, 13) is proto
 
 
+def test_a_model_that_the_fp16_converter_has_made_can_be_converted_again(tmp_path: Path) -> None:
+    first: SourceModel = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    half = qdq.to_fp16(first.proto, first)
+    source = load_source(models.write(half, tmp_path / "half.onnx"))  # in FP32 again
+    again: Any = qdq.to_fp16(source.proto, source)
+    assert {tensor.data_type for tensor in again.graph.initializer} == {10}  # FP16
+    qdq.write_proto(again, tmp_path / "again.onnx")
+    load_source(tmp_path / "again.onnx")
+
+
 def test_a_model_in_fp16_keeps_the_datatypes_of_inputs_and_outputs(tmp_path: Path) -> None:
     source: SourceModel = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
     half: Any = qdq.to_fp16(source.proto, source)
