@@ -107,7 +107,7 @@ def test_the_chosen_artifact_of_every_engine_keeps_the_notes_of_music(signing_ke
 
 def table_row(engine: str, **values: object) -> dict[str, object]:
     """Return a row of model `a` with `values`; all other values are unknown."""
-    known = {"model": "a", "kind": "classifier", "engine": engine, "date": "2026-11-22", "host": "a board"}
+    known = {"model": "a", "kind": "classifier", "engine": engine, "date": "2026-11-22", "host": "a board", "ours": None}
     return dict.fromkeys(key for columns in TABLES for key in columns.values()) | known | values
 
 
@@ -127,7 +127,7 @@ def test_the_tables_list_a_model_once_and_the_first_reason_why_int8_was_not_pack
     fp16 = table_row("openvino", metric="right label", fp32=1.0, refused="INT8: lost 0.2 (1; 2); INT8: lost 0.3")
     lines = list(table.markdown([packed, fp16], [], ""))
     assert lines.count("| a | classifier | right label | 1 |") == 1
-    assert "| a | TFLite | min-max | 0.9917 |  |  |" in lines
+    assert "| a | TFLite | min-max, 0.9917 |  |" in lines
     assert [line for line in lines if "lost" in line] == ["| a | OpenVINO | INT8: lost 0.2 (1; 2) |"]
 
 
