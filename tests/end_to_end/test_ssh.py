@@ -289,7 +289,7 @@ def test_a_changed_host_key_is_refused_before_anything_is_sent(
 ) -> None:
     with running_sshd(tmp_path_factory.mktemp("impostor")) as impostor:
         board = serving.inventory.device("board")
-        there = {"name": "moved", "address": impostor.address}
+        there = {"name": "moved", "address": impostor.address, "same_machine": True}
         serving.inventory.add(Device(**{**vars(board), **there}))
         try:
             code, answer = serving.deploy(serving.build(3), "moved")

@@ -53,7 +53,7 @@ def a_fleet(inventory: Inventory, count: int) -> None:
     port = free_port()
     for n in range(count):
         lines += [f"[devices.unit-{n}]", 'transport = "ssh"', f'address = "root@127.0.0.1:{port}"']
-        lines += ['profile = "this-machine"', 'state = "/s"', 'home = "/h"', f'host_key = "{HOST_KEY}"']
+        lines += ['profile = "this-machine"', f'state = "/s{n}"', 'home = "/h"', f'host_key = "{HOST_KEY}"']
     inventory.path.parent.mkdir(parents=True, exist_ok=True)
     inventory.path.write_text("\n".join(lines) + "\n")
     assert len(inventory.devices()) == count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def test_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: s
     np.testing.assert_allclose(answers[0], np.stack([want.real, want.imag], -1), atol=1e-4)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="ONNX Runtime 1.23, the last for Python 3.10, refuses the model")
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_the_inverse_of_a_one_sided_fourier_transform_keeps_its_shape(tmp_path: Path, engine: str) -> None:
     """OpenVINO removes the last axis of the result, which torch.fft.irfft becomes."""
