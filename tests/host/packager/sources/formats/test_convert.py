@@ -200,6 +200,10 @@ flat = keras.layers.Flatten()(keras.layers.Conv2D(6, 3, groups=3)(image))  # Ker
 named = keras.Model(image, {"scores": keras.layers.Dense(5)(flat), "boxes": keras.layers.Dense(4)(flat)})
 named.save("named.keras")
 numpy.savez("named.npz", **{name: value.numpy() for name, value in named(x).items()})
+layers = [keras.Input((16, 16, 3), name="x"), keras.layers.Reshape((16, 48))]
+layers += [keras.layers.Bidirectional(keras.layers.GRU(4, return_sequences=True)), keras.layers.GRU(3)]
+recurrent = keras.Sequential(layers)
+recurrent.save("recurrent.keras"); numpy.save("r.npy", recurrent(x).numpy())
 steps = keras.Input((16, 48), name="x")
 states = keras.Model(steps, keras.layers.LSTM(4, return_sequences=True, return_state=True, name="lstm")(steps))
 states.save("states.keras")
@@ -289,6 +293,13 @@ def test_a_converted_adapted_normalization_gives_the_answers_of_the_model(
 ) -> None:
     python, folder = keras_models
     check_answers(folder / name, Conversion(python), "n.npy")
+
+
+def test_recurrent_layers_of_a_keras_file_are_unrolled(keras_models: tuple[str, Path]) -> None:
+    python, folder = keras_models
+    check_answers(folder / "recurrent.keras", Conversion(python), "r.npy")
+    source = load_source(folder / "recurrent.keras", Conversion(python))
+    assert not {"If", "Loop", "Scan"} & {node.op_type for node in source.proto.graph.node}
 
 
 def test_the_error_about_a_class_of_the_user_names_the_class_and_a_workaround(keras_models: tuple[str, Path]) -> None:

@@ -18,6 +18,7 @@ LOAD_WITH_KERAS_2 = (
     "and build that folder"
 )
 EXPORT = "save the model with model.export('folder'), which needs no code, and build that folder"
+STEPS_MAX = 128  # recurrent layers with more steps stay a Loop: each step adds about a dozen nodes for each layer
 REPLACED = ("Erfc",)  # operators that ONNX lacks, and that the build replaces
 # Operators of TensorFlow that tf2onnx does not convert: the start of the name -> the cause with the next step.
 UNSUPPORTED = {
@@ -65,14 +66,10 @@ def main() -> int:
         # An input without axes has no length to give: --input gives its value to the build.
         shapes = {name: given.get(name, spec.shape) if spec.shape.rank != 0 else spec.shape for name, spec in inputs}
         signature = [tensorflow.TensorSpec(shapes[name], spec.dtype, name=name) for name, spec in inputs]
-        # tf2onnx uses the same signature, so it converts this trace.
-        graph = function.get_concrete_function(*signature).graph
-        check_converted(_nodes_of_tensorflow(graph.as_graph_def()), ("ResizeArea",))
-        proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
-        check_converted(unknown_nodes(proto.graph))
-        captures = graph.captures
-        values = [(outer, inner) for outer, inner in captures if outer.dtype != tensorflow.resource]
-        keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
+        proto = _converted(tensorflow, tf2onnx, function, signature)
+        if has_loop(proto.graph) and load is _of_keras and _unroll(kept, signature):
+            function, outputs = _function_of(tensorflow, kept)
+            proto = _converted(tensorflow, tf2onnx, function, signature)
         _name_outputs(proto.graph, distinct(outputs))
     except Advised as error:
         print(error, file=sys.stderr)
@@ -85,6 +82,40 @@ def main() -> int:
     with open(request["out"], "wb") as file:
         file.write(proto.SerializeToString(deterministic=True))
     return 0
+
+
+def _converted(tensorflow: Any, tf2onnx: Any, function: Any, signature: list[Any]) -> Any:
+    """Return the ONNX model of `function`. Raises Advised, and any class of the frameworks."""
+    # tf2onnx uses the same signature, so it converts this trace.
+    graph = function.get_concrete_function(*signature).graph
+    check_converted(_nodes_of_tensorflow(graph.as_graph_def()), ("ResizeArea",))
+    proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
+    check_converted(unknown_nodes(proto.graph))
+    values = [(outer, inner) for outer, inner in graph.captures if outer.dtype != tensorflow.resource]
+    keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
+    return proto
+
+
+def has_loop(graph: Any) -> bool:
+    return any(node.op_type == "Loop" for node in graph.node)
+
+
+def _unroll(model: Any, signature: list[Any]) -> bool:
+    """Set the recurrent layers of a Keras model to unroll their steps; return False if a layer is too long for this.
+
+    tf2onnx makes a Loop of most recurrent layers, such as a GRU. TFLite has no Loop, and the layers in a Loop stay in
+    float.
+    """
+    import keras
+
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN)]
+    given = max((spec.shape[1] or 0 for spec in signature if len(spec.shape) > 1), default=0)
+    steps = [(layer.get_build_config() or {}).get("input_shape", (None, None))[1] or given for layer in layers]
+    if not all(0 < count <= STEPS_MAX for count in steps):
+        return False
+    for layer in layers:
+        layer.unroll = True
+    return bool(layers)
 
 
 def known_reason(error: Exception) -> str:
@@ -136,7 +167,12 @@ def _of_keras(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any
             "inputs and outputs (docs/streams.md)"
         )
     inputs = [(tensor.name, tensorflow.TensorSpec(tensor.shape, tensor.dtype)) for tensor in model.inputs]
+    function, names = _function_of(tensorflow, model)
+    return model, function, inputs, names
 
+
+def _function_of(tensorflow: Any, model: Any) -> tuple[Any, list[str]]:
+    """Return the function of a Keras model, and the names of its outputs, which are complete once it is traced."""
     names = list(getattr(model, "output_names", None) or [model.layers[-1].name])  # a Sequential lacks these names
 
     def call(*tensors: Any) -> Any:
@@ -145,7 +181,7 @@ def _of_keras(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any
             names[:] = sorted(answers)
         return tensorflow.nest.flatten(answers)
 
-    return model, _without_xla(tensorflow, call), inputs, names
+    return _without_xla(tensorflow, call), names
 
 
 def _without_xla(tensorflow: Any, call: Any) -> Any:
