@@ -101,7 +101,7 @@ def has_loop(graph: Any) -> bool:
 
 
 def _unroll(model: Any, signature: list[Any]) -> bool:
-    """Set the recurrent layers of a Keras model to unroll their steps; return False if a layer is too long for this.
+    """Set the recurrent layers of a Keras model to unroll their steps; return False if one is too long.
 
     tf2onnx makes a Loop of most recurrent layers, such as a GRU. TFLite has no Loop, and the layers in a Loop stay in
     float.
