@@ -172,7 +172,7 @@ def _of_keras(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any
 
 
 def _function_of(tensorflow: Any, model: Any) -> tuple[Any, list[str]]:
-    """Return the function of a Keras model, and the names of its outputs, which are complete once it is traced."""
+    """Return the function of a Keras model and its outputs' names, which are complete once it is traced."""
     names = list(getattr(model, "output_names", None) or [model.layers[-1].name])  # a Sequential lacks these names
 
     def call(*tensors: Any) -> Any:
