@@ -28,7 +28,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.opsets import OPSET_MIN
-from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
+from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, sort_nodes
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
@@ -179,14 +179,13 @@ def to_fp16(proto: Any, source: SourceModel) -> Any:
     from onnx import shape_inference
 
     sdk()
-    from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     with vendor_tool(f"{source.path.name} cannot be converted to FP16", "build this target with --precision fp32"):
         single = copy_of(proto)
         _rename_casts(single.graph)
         half = convert_float_to_float16(shape_inference.infer_shapes(single), keep_io_types=True)
-        ONNXModel(half).topological_sort()  # the converter puts the inputs' casts last
+        sort_nodes(half)  # the converter puts the inputs' casts last
         onnx.checker.check_model(half)
     del half.graph.value_info[:]
     return half

@@ -112,9 +112,9 @@ def _examined(
     """
     name, translation = str(request["name"]), b""
     proto = parse(name, data)
-    is_sorted = not sort_nodes(proto)
+    is_reordered = sort_nodes(proto)
     changed, remarks, unread = _rewrite(proto, request, replaced, progress)
-    changed |= not is_sorted
+    changed |= is_reordered
     remarks += _fix_batch_where_needed(proto, no_batch)
     wanted = request.get("buckets")  # the open axis and its sizes; the outputs that have this axis follow below
     buckets = None if wanted is None else find_axis(proto, from_json(WantedBuckets, wanted))

@@ -6,8 +6,8 @@ shapes of weights. They also need the values of short constants, because such a 
 
 from __future__ import annotations
 
-import heapq
 import math
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside, graphs_of, nodes_of, refill
@@ -64,26 +64,14 @@ def sort_nodes(proto: Any) -> bool:
 
 def _sort(graph: Any) -> bool:
     makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    waits = [_read_by(node, makers) - {i} for i, node in enumerate(graph.node)]
-    if all(max(each, default=-1) < i for i, each in enumerate(waits)):
-        return False
-    readers: list[list[int]] = [[] for _ in waits]
-    for i, each in enumerate(waits):
-        for j in each:
-            readers[j].append(i)
-    left = [len(each) for each in waits]
-    ready = [i for i, count in enumerate(left) if not count]
-    order = []
-    while ready:
-        order.append(i := heapq.heappop(ready))
-        for j in readers[i]:
-            left[j] -= 1
-            if not left[j]:
-                heapq.heappush(ready, j)
-    if len(order) < len(waits):
+    read = {i: _read_by(node, makers) - {i} for i, node in enumerate(graph.node)}
+    if all(max(each, default=-1) < i for i, each in read.items()):
         return False
     nodes = list(graph.node)
-    refill(graph.node, [nodes[i] for i in order])
+    try:
+        refill(graph.node, [nodes[i] for i in TopologicalSorter(read).static_order()])
+    except CycleError:
+        return False
     return True
 
 
