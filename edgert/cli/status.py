@@ -146,7 +146,7 @@ def _model(state: StateDir, config: DeviceConfig, name: str, serving: ServingSta
         slots = store.read()
     except StorageFailed as error:  # the other models are not affected
         return ModelStatus(name, DAMAGED, None, None, damaged=error.message, serving=serving)
-    if serving is not None and not (store.folder / "state.json").exists():
+    if serving is not None and slots == Slots():
         kept = ", and the device serves it only until the worker ends" if serving.loaded else ""
         serving = replace(serving, fault=f"the folder {store.folder} was removed{kept}: deploy the model again")
     return ModelStatus(
@@ -222,9 +222,8 @@ def _model_line(model: ModelStatus) -> str:
         parts[0] += f" on {loaded.engine} {loaded.engine_version}, batches up to {loaded.batch_cap}"
     if serving.figures:
         requests, latency = serving.figures.requests.requests, serving.figures.requests.latency_ms
-        times = (
-            f", p50 {latency.p50} ms, p99 {latency.p99} ms" if latency.max else ""
-        )  # 0 would look like a measurement
+        # Without answers, percentiles of 0 would look like measurements.
+        times = f", p50 {latency.p50} ms, p99 {latency.p99} ms" if latency.max else ""
         parts.append(f"{counted(requests, 'request')}{times}")
         if count := serving.figures.sessions:
             parts.append(f"{counted(count, 'session')}, {serving.figures.session_bytes / 1e6:.1f} MB")
