@@ -33,12 +33,12 @@ import numpy as np
 
 from bench.support.node_cases import (
     CONSTANT_INPUTS,
-    NO_LOWERING,
     PROMISED_GROUPS,
     NodeTest,
     bound,
     load_tests,
     reason_outside,
+    without_lowering,
 )
 from tests.support.paths import ROOT
 
@@ -207,7 +207,7 @@ def page(results: Sequence[Result]) -> str:
     total = summary(results)
     expected, others = [r for r in results if r.outside is None], [r for r in results if r.outside is not None]
     wrong = sum(result.status in (WRONG, CRASHED) for result in results)
-    missing = sorted({name for r in others for name in _operators_missing(r)}, key=str.lower)
+    missing = sorted({name for r in others for name in without_lowering(r.operators)}, key=str.lower)
     lines = [
         "# Operators that the TFLite lowering supports",
         "",
@@ -246,7 +246,7 @@ def page(results: Sequence[Result]) -> str:
         "|---|---|",
         *(
             f"| {reason} | {len(names)} |"
-            for reason, names in _by_reason([r for r in others if not _operators_missing(r)])
+            for reason, names in _by_reason([r for r in others if not without_lowering(r.operators)])
         ),
         "",
     ]
@@ -255,11 +255,6 @@ def page(results: Sequence[Result]) -> str:
 
 def _counted(wrong: int) -> str:
     return {0: "No node test gives", 1: "1 node test gives"}.get(wrong, f"{wrong} node tests give")
-
-
-def _operators_missing(result: Result) -> list[str]:
-    reason = result.outside or ""
-    return reason.removeprefix(NO_LOWERING).split(", ") if reason.startswith(NO_LOWERING) else []
 
 
 def _operator_rows(expected: Sequence[Result]) -> Iterator[str]:

@@ -10,7 +10,7 @@ reduction, the weights of a convolution. `bound` turns those into constants, as 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,6 @@ PROMISED_GROUPS = {
     "Constants, computed during the build": "CastLike Constant ConstantOfShape Range Shape Size",
 }
 COVERED = frozenset(" ".join(PROMISED_GROUPS.values()).split())
-NO_LOWERING = "no lowering for "  # reason_outside starts so if an operator is not in COVERED
 
 # Inputs that a build needs as constants, by operator; exported models have them as constants.
 CONSTANT_INPUTS: dict[str, tuple[int, ...]] = {
@@ -180,11 +179,14 @@ OUTSIDE = (
 )
 
 
+def without_lowering(operators: Iterable[str]) -> list[str]:
+    return [name for name in operators if name not in COVERED]
+
+
 def reason_outside(test: NodeTest) -> str | None:
     """Return the reason why `test` is not expected to pass; None if it is expected to pass."""
-    unknown = [name for name in test.operators if name not in COVERED]
-    if unknown:
-        return f"{NO_LOWERING}{', '.join(unknown)}"
+    if unknown := without_lowering(test.operators):
+        return f"no lowering for {', '.join(unknown)}"
     return next((rule.reason for rule in OUTSIDE if rule.applies(test)), None)
 
 
