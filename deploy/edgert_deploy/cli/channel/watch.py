@@ -71,9 +71,9 @@ def watch(
 
     Without MODEL, the command watches every model. Devices report their progress, and `edgert fleet record` writes the
     reports to the store. The limit counts every device that rolled a release back by itself, or refused it, at any
-    time. It does not count a rollback by a command. The command ends when each device has kept the
-    release or rolled it back, and at least one device has started it; --for ends it earlier. A device that sent no
-    report for 15 minutes is stale: the command does not wait for it if another device has started the release.
+    time. It does not count a rollback by a command. The command ends when each device has kept the release or rolled it
+    back, and at least one device has started it; --for ends it earlier. A device that sent no report for 15 minutes is
+    stale: the command does not wait for it if another device has started the release.
 
     The exit code is 9 if the command halted a release, 130 after Ctrl-C without --for, else 0.
 

@@ -17,7 +17,7 @@ LOAD_WITH_KERAS_2 = (
     "Load the file with Keras 2 (pip install tf_keras, in a separate environment), save it with model.export('folder'), "
     "and build that folder"
 )
-EXPORT = "save the model with model.export('folder'), which needs no code, and build that folder"
+EXPORT = "with model.export('folder'), which needs no code, and build that folder"
 STEPS_MAX = 128  # recurrent layers with more steps stay a Loop: each step adds about a dozen nodes for each layer
 REPLACED = ("Erfc",)  # operators that ONNX lacks, and that the build replaces
 # Operators of TensorFlow that tf2onnx does not convert: the start of the name -> the cause with the next step.
@@ -124,9 +124,12 @@ def known_reason(error: Exception) -> str:
     if re.search(r"Could not locate class '.*Full object config: \{'module': '(?:tf_)?keras\.src\.engine\.", text):
         return f"Keras 2 wrote the file, and Keras 3 cannot load it. {LOAD_WITH_KERAS_2}"
     if own := re.search(r"Could not locate (?:class|function) '(?:[^'>]{1,80}>)?([^'>]{1,80})'", text):
-        return f"{own[1]} is not a part of Keras, and its code is not in the file. S{EXPORT[1:]}"
+        return f"{own[1]} is not a part of Keras, and its code is not in the file. Save the model {EXPORT}"
     if "is a Python lambda" in text:
-        return f"the file holds Python code (a Lambda layer), which is not run. Load it in the program that made it, and {EXPORT}"
+        return (
+            "the file holds Python code (a Lambda layer), which is not run. Load it in the program that made it, and save the "
+            f"model {EXPORT}"
+        )
     if "incompatible with expected resource" in text:
         return (
             "the model changes its variables when it runs, so an answer depends on earlier requests. Save it with the state "
@@ -158,8 +161,8 @@ def _of_keras(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[str, Any
     try:
         model = keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras raises any class
-        reason = known_reason(error) or f"Keras cannot load the file ({short(error)}). Load it as before, and {EXPORT}"
-        raise Advised(reason) from error
+        advice = f"Load it as before, and save the model {EXPORT}"
+        raise Advised(known_reason(error) or f"Keras cannot load the file ({short(error)}). {advice}") from error
     if names := [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
         raise Advised(
             f"{', '.join(names)} keeps its state between calls (stateful=True), which ONNX cannot express. If each request "
