@@ -104,6 +104,8 @@ class Monitor:
     def _adopted_ended_normally(self, daemon: int) -> bool:
         """Wait for the end of a daemon that another monitor started; return whether the daemon ended normally."""
         self._adopted = daemon
+        if self._ending:  # the signal arrived before the daemon was known
+            self._end()
         while _was_monitored(daemon):
             time.sleep(ADOPTED_S)
         self._adopted = None

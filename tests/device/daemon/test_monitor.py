@@ -48,6 +48,15 @@ monitor.log = and_tell
 {PAUSING}
 """
 
+# A monitor that gets SIGTERM before it knows the daemon that it adopts.
+TOLD_TOO_EARLY = """
+import os, signal, sys
+from edgert.daemon.monitor import Monitor
+monitor = Monitor(sys.argv[1])
+os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(monitor.keep_running(int(sys.argv[2])))
+"""
+
 
 @pytest.fixture
 def device() -> Iterator[Device]:
@@ -149,6 +158,17 @@ def test_a_monitor_that_is_told_to_end_also_ends_an_adopted_daemon(
     os.kill(int(adopting.name), signal.SIGTERM)
     wait_until(lambda: device.daemon_pid() is None, "the daemon has ended")
     wait_until(lambda: not is_adopting(adopting, pid), "the monitor has ended")
+
+
+def test_a_monitor_that_is_told_to_end_before_it_knows_the_daemon_also_ends_it(
+    device: Device, monitor: subprocess.Popen[bytes]
+) -> None:
+    monitor.kill()
+    monitor.wait()
+    pid = pid_of(device)
+    command = [sys.executable, "-c", TOLD_TOO_EARLY, os.fspath(device.state.root), str(pid)]
+    assert subprocess.run(command, timeout=WAIT_S_MAX).returncode == 0
+    assert device.daemon_pid() is None
 
 
 def is_adopting(process: Path, daemon: int) -> bool:
