@@ -41,12 +41,9 @@ def inputs_digest(source: SourceModel, calibration: CalibrationSet) -> str:
 
 
 def cache_key(inputs: str, spec: BuildSpec, recipe: Recipe | None = None) -> str:
-    """Return the digest of all that determines an artifact, or the harm of layers.
+    """Return the digest of all that determines an artifact.
 
-    Args:
-        inputs: The `inputs_digest` of the build.
-        spec: The artifact.
-        recipe: With a recipe, return the key of the layers' harm by this recipe. With None, return the artifact's key.
+    With a recipe, it is the digest of all that determines the layers' harm. `inputs` is the build's `inputs_digest`.
     """
     stated = {
         "inputs": inputs,

@@ -36,13 +36,8 @@ def write_model_file(
 ) -> Path:
     """Write the model file beside the source and return its path.
 
-    Raises ConfigInvalid if the file exists, unless `force` is set.
-
-    Args:
-        source: The model.
-        force: Overwrite an existing file.
-        given: The options with which the source was read. Every build needs these options again.
-        targets: The names of profiles; if empty, the profile of this machine.
+    `given` are the options with which the source was read; every build needs them again. Without `targets`, the target
+    is the profile of this machine. Raises ConfigInvalid if the file exists, unless `force` is set.
     """
     path = source.path.with_suffix(SUFFIX)
     try:

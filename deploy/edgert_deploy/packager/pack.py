@@ -39,8 +39,6 @@ class BuildResult:
     """The result of a build.
 
     Attributes:
-        path: The bundle's file.
-        size_bytes: The size of the file.
         digest: The SHA-256 of the manifest.
         key_id: The key that signed the bundle.
         choices: The choice for each target, in the order of the request.
@@ -58,17 +56,10 @@ class BuildResult:
 def build_bundle(
     request: BuildRequest, key: SigningKey, out: Path, progress: Progress, report: Callable[[Choice], None]
 ) -> BuildResult:
-    """Build, judge and pack every target.
+    """Build, judge and pack every target. `report` gets each choice as soon as it is made.
 
     Raises AccuracyTooLow after all targets are judged. Raises BuildFailed, OperatorUnsupported or another EdgeRTError
     at once. An error leaves the file `out` unchanged.
-
-    Args:
-        request: The settings and the contents of the user's files.
-        key: The key that signs the bundle.
-        out: The bundle's file.
-        progress: Gets a line for each step.
-        report: Gets the choice for each target as soon as the choice is made.
     """
     check_request(request, out)
     targets = target_requests(request)

@@ -36,11 +36,8 @@ class BuildSettings:
     """The user's settings that the build uses unchanged.
 
     Attributes:
-        release: The number of the bundle.
-        max_drop: The largest drop of the score that an artifact may have.
         max_class_drop: The largest drop in any class or slice. None means no limit.
         metric: A name from metrics.py, or the user's own metric as `module:function`.
-        allow_overlap: Accept hold-out samples that are also calibration samples.
         precision: The precision to build. With None, it is each profile's own precision, or "auto" for a model of
             classical machine learning.
         engines: "all" builds an artifact for each engine of a profile that supports the model. "first" builds an
@@ -49,8 +46,6 @@ class BuildSettings:
         budget: The number of artifacts that all searches for layers in float may build together.
         with_reference: Add an FP32 artifact of the same engine for each target whose own artifact is not FP32. Devices
             can compare their live answers with the answers of this artifact (docs/serving.md).
-        licence: A text in the receipt.
-        notes: A text in the receipt.
         jobs: The number of artifacts to build at once. With 0, as many as fit are built at once.
     """
 
@@ -74,16 +69,6 @@ class BuildRequest(BuildSettings):
     """One build: its settings, and the contents of the files that the user names.
 
     Attributes:
-        source: The model.
-        calibration: The samples that determine the INT8 ranges.
-        holdout: The samples that evaluate the artifacts.
-        targets: The profiles to build for.
-        model: The model's name on devices.
-        preprocess: The rule for inputs.
-        classify: The rule for class scores.
-        detect: The rule for boxes.
-        ctc: The rule for texts.
-        embed: The rule for embeddings.
         downgrade_from: A field of the manifest, like `state_id`, `expires` and `signed_at`.
         measure: Times the candidates, so that the build packs the fastest one that passes.
         cache: The build cache. With None, the build uses a cache that it removes at its end.

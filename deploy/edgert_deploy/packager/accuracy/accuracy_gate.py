@@ -38,15 +38,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Group:
-    """The score of a part of the hold-out.
+    """The score of a part of the hold-out: of a "class", a "slice" or a "bucket".
 
-    Attributes:
-        kind: "class", "slice" or "bucket". "output" is an output that the metric does not read; its score is its
-            agreement with FP32.
-        name: The name of the part.
-        samples: The number of its samples.
-        fp32: FP32's score.
-        artifact: The artifact's score.
+    The kind "output" is an output that the metric does not read; its score is its agreement with FP32.
     """
 
     kind: str
@@ -65,9 +59,6 @@ class GateResult:
     """The gate's result for one artifact.
 
     Attributes:
-        accuracy: The scores over all samples.
-        limits: The largest drops that the artifact may have.
-        groups: The scores of classes, slices, buckets and other outputs.
         other_metrics: Metrics for readers of the receipt. The gate does not use them.
         drop_interval: The interval that contains the true drop with 95 % confidence. None if the metric is not a share
             of samples.

@@ -70,10 +70,7 @@ def run_artifact(
 ) -> Outputs:
     """Run all samples through an artifact in a child. Raises EngineMissing, EngineFailed or ChildFailed.
 
-    Args:
-        threads: The number of threads of the engine. With 0, the engine chooses the number.
-        extra: Further options of the engine.
-        batch: The largest number of samples in a run.
+    With 0 `threads`, the engine chooses the number of its threads. `batch` is the largest number of samples in a run.
     """
     return arrays_of(f"{__name__}:run_here", samples, artifact, threads, dict(extra or {}), batch)
 

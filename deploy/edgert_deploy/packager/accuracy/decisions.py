@@ -89,10 +89,7 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
 def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     """Return the name of the judgement of one output.
 
-    Args:
-        reference: FP32's answers.
-        named: Whether the user names the classes of this output.
-        steps: The lengths of the sequences in the inputs.
+    `named` tells whether the user names its classes. `steps` are the lengths of the sequences in the inputs.
     """
     shape = reference.shape[1:]
     positions = int(np.prod(shape)) >= MAP_POSITIONS_MIN and len(_sides(shape)) >= 2

@@ -51,11 +51,7 @@ def golden_rows(reference: Outputs, input_bytes: int = 0) -> Rows:
     """Return the rows of the hold-out that become golden samples, in the order of the hold-out.
 
     The same answers give the same rows. There are SAMPLES rows, or fewer if the hold-out has fewer samples or if one
-    sample is large.
-
-    Args:
-        reference: FP32's answers to the hold-out.
-        input_bytes: The size of the inputs of one sample.
+    sample, whose inputs have `input_bytes`, is large.
     """
     total = len(reference[0])
     item_bytes = input_bytes + sum(output[:1].nbytes for output in reference)
@@ -87,7 +83,6 @@ def tolerances(
     """Return the tolerance of each output, in the unit of the output.
 
     Args:
-        source: The model.
         samples: The golden samples.
         golden: The artifact's answers to the golden samples.
         reference: FP32's answers to the hold-out.

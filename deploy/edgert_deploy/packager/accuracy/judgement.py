@@ -21,7 +21,6 @@ class Judgement:
 
     Attributes:
         name: The kind of decision, such as "boxes".
-        outputs: The names of the outputs.
         score: The function that returns the score, 0 to 1, for the artifact's answers and FP32's answers.
         share: The function that returns the share of right decisions in each sample. None if samples have no shares.
         finds_nothing: Whether FP32 finds no object in any sample. Then the score compares nothing.

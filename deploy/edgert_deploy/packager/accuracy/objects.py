@@ -68,13 +68,8 @@ def object_agreement(layout: Layout, boxes: Array, true_boxes: Array, maps: tupl
     """Return the F1 score of objects against FP32's objects.
 
     A hit has the class of one of FP32's objects, and an IoU of at least 0.5 with its box. It also has an IoU of at
-    least 0.5 with its mask, or all visible key points within a share of the longer side of its box.
-
-    Args:
-        layout: The layout of `boxes` and `true_boxes`.
-        boxes: The artifact's boxes.
-        true_boxes: FP32's boxes.
-        maps: The artifact's and FP32's masks `[N, M, h, w]` or `[N, h, w, M]`; None for key points or no extras.
+    least 0.5 with its mask, or all visible key points within a share of the longer side of its box. `maps` are the
+    artifact's and FP32's masks `[N, M, h, w]` or `[N, h, w, M]`; None for key points or no extras.
     """
     hits = answered = expected = 0
     for i in range(len(true_boxes)):

@@ -23,13 +23,7 @@ class Reference:
     """The answers of the FP32 source to the hold-out, and the meaning of its outputs.
 
     Attributes:
-        specs: The outputs.
-        answers: FP32's answers, one array for each output.
-        holdout: The samples.
         class_names: The labels of `classify` or `detect`.
-        classify: The rule by which devices compute classes from the outputs.
-        detect: The rule by which devices compute boxes.
-        ctc: The rule by which devices compute texts.
         embed: The rule by which devices compute embeddings. The metric then judges the embeddings.
         image_size: The height and width of a detector's input.
     """
@@ -85,7 +79,6 @@ class Metric(Protocol):
     """A metric of the gate: one number for the answers to some samples; a higher number is better.
 
     Attributes:
-        name: The name in the receipt.
         counts_samples: Whether the score is a share of samples.
         is_agreement: Whether the score is the agreement with FP32, so FP32's own score is 1.
         is_similarity: Whether the metric only compares values, because it recognizes no decision in the outputs.

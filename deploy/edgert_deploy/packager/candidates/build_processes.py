@@ -133,13 +133,8 @@ class BuildProcesses:
     def prebuild(self, specs: Sequence[BuildSpec], progress: Progress, processes: int = 0) -> None:
         """Build the artifacts of `specs` that the cache lacks.
 
-        If a build fails, the build flow gets the same error again and handles it.
-
-        Args:
-            specs: The artifacts that the build needs.
-            progress: Gets a line for each step.
-            processes: The number of parallel builds. With 0, as many builds run as fit. With 1, this function builds
-                nothing, because the build flow builds the artifacts.
+        With 0 `processes`, as many builds run at once as fit. With 1, this function builds nothing, because the build
+        flow builds the artifacts. If a build fails, the build flow gets the same error again and handles it.
         """
         missing = {self.key(spec): spec for spec in specs}
         missing = {key: spec for key, spec in missing.items() if not self._cache.find(key)}

@@ -49,15 +49,11 @@ class Choice:
     """The artifacts of one profile.
 
     Attributes:
-        profile: The target.
         packed: The candidates for the bundle, the best first. If no candidate of the first engine passes, `packed` is
             the candidate with the smallest loss, and the accuracy gate fails.
         tried: The candidates that were built to choose from. A candidate is missing if another build of its engine
             raised an error outside CANNOT_BE_BUILT.
-        left_out: The engines without an artifact.
-        warnings: The facts about the choice that the user should know.
         searches: The searches for layers in float, with their engines.
-        timings: The times of the candidates.
         reference: The FP32 artifact for comparisons on the device.
         not_built: The recipes and precisions that could not be built.
     """
@@ -95,11 +91,9 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
 
     Raises OperatorUnsupported, BuildFailed, EngineMissing or ConfigInvalid if the first engine gets no candidate.
 
-    Args:
-        builder: The builder of all candidates.
-        budget: The builds that searches for layers in float may still use.
-        measure: Times the candidates that pass, so that the fastest one comes first. With None, this machine times
-            them if the precision is "auto" and this machine has the target's processor.
+    `budget` has the builds that searches for layers in float may still use. `measure` times the candidates that pass,
+    so that the fastest one comes first. With None, this machine times them if the precision is "auto" and this machine
+    has the target's processor.
     """
     findings = _Findings(builder, target)
     source = builder.evaluation.source
@@ -302,11 +296,8 @@ def _measurer(findings: _Findings, measure: Measurer | None) -> Measurer | None:
 class _EngineBuild:
     """Builds the candidates of one engine of a target, the simplest first.
 
-    Attributes:
-        findings: The findings about the target. Each result is added to them.
-        budget: The builds that searches for layers in float may still use.
-        until_passed: Whether to stop at the first candidate that passes and `is_worth_it`. False if candidates are
-            timed.
+    Each result is added to `findings`. `until_passed` tells whether to stop at the first candidate that passes and
+    `is_worth_it`; it is False if candidates are timed.
     """
 
     findings: _Findings

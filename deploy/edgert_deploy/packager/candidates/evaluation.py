@@ -36,12 +36,8 @@ class Evaluation:
     """The data that all candidates share.
 
     Attributes:
-        source: The model.
-        calibration: The samples that determine the INT8 ranges.
         answers: FP32's answers to the hold-out, in all outputs.
         reference: FP32's answers in the outputs that apps get, and the meaning of these outputs.
-        metric: The metric of the gate.
-        limits: The largest drops that a candidate may have.
         golden: The rows of the hold-out that become golden samples.
         golden_set: The golden samples, each in the form of the first item of a session.
     """

@@ -42,7 +42,6 @@ class Attempt:
 
     Attributes:
         count: The number of layers in float. These are the most harmful layers.
-        passed: Whether the artifact passed the gate.
         drop: The drop of the artifact; None if the artifact could not be built.
         share: The share of the work in INT8; None if the share is unknown.
     """
@@ -55,15 +54,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Search:
-    """The outcome of a search.
-
-    Attributes:
-        plain: The candidate without layers in float.
-        found: The candidate that passed; None if no candidate passed.
-        harms: The harm of each layer.
-        attempts: The attempts, in order.
-        budget_spent: Whether the budget ended the search.
-    """
+    """The outcome of a search. `plain` has no layers in float; `found` is the candidate that passed."""
 
     plain: Candidate
     found: Candidate | None
@@ -110,13 +101,8 @@ def search_float_layers(
 ) -> Search | None:
     """Search for the fewest layers in float with which the model passes.
 
-    Return None if the source is quantized already. Raises BuildFailed if the source is not ONNX.
-
-    Args:
-        builder: The builder of all candidates.
-        plain: The candidate without layers in float.
-        budget: The builds that the search may still use.
-        share_min: The search ends if less than this share of the work is in INT8.
+    The search ends if less than `share_min` of the work is in INT8. Return None if the source is quantized already.
+    Raises BuildFailed if the source is not ONNX.
     """
     source = builder.evaluation.source
     if source.quantized:  # the build keeps the user's own quantization

@@ -34,7 +34,6 @@ def best_recipe(
     built.
 
     Args:
-        builder: The builder of all candidates.
         spec: The artifact, without a recipe.
         pinned: The only recipe to try in an engine that has this recipe. With "", all recipes are tried.
         not_built: Gets each recipe that cannot be built.

@@ -79,15 +79,7 @@ class Child:
         limits: Limits,
         progress: Progress = lambda _: None,
     ) -> Answer:
-        """Return the answer of a function in the child. Raises ChildFailed, and the child's EdgeRTErrors.
-
-        Args:
-            function: The function's name, as "module:name".
-            request: The JSON object for the function.
-            payload: The bytes for the function.
-            limits: The limits of the request.
-            progress: Gets each line that the function reports.
-        """
+        """Return the answer of `function` ("module:name") in the child. Raises ChildFailed or its EdgeRTError."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.idle, overdue = False, threading.Event()

@@ -37,9 +37,6 @@ class GoldenAgreement:
     """The difference of two artifacts' answers to the golden samples, in the output that differs most.
 
     Attributes:
-        artifact: The id of the one artifact.
-        other: The id of the other artifact.
-        output: The name of the output.
         difference: The largest difference of any element.
         tolerance: The largest difference between a device's answers and the answers of `artifact`.
         same_class: The share of samples with the same top class in both artifacts. None if the output holds no scores.

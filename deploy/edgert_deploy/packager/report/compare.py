@@ -36,12 +36,7 @@ class Change:
 class Fetch:
     """The files that a device with the old release fetches for the new release.
 
-    Attributes:
-        target: The profile of the device.
-        files: The number of files.
-        size_bytes: The size of the files.
-        compressed_bytes: The size of the compressed patches that `edgert deploy` sends.
-        whole_bytes: The size of all files that the target needs.
+    `edgert deploy` sends `compressed_bytes` of patches for them. All files of the target have `whole_bytes`.
     """
 
     target: str

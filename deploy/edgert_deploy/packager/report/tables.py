@@ -23,13 +23,10 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def table(caption: str, columns: str, rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table that scrolls in its own box. The rows after ROWS_SHOWN_MAX are folded; the
-    rows after ROWS_MAX are only counted.
+    """Return a table that scrolls in its own box.
 
-    Args:
-        caption: The text above the table.
-        columns: The headings, separated by `|`. A `#` after a heading marks a column of numbers, and `~` one of plots.
-        rows: The cells of each row.
+    `columns` are the headings, separated by `|`. A `#` after a heading marks a column of numbers, and `~` one of plots.
+    The rows after ROWS_SHOWN_MAX are folded; the rows after ROWS_MAX are only counted.
     """
     parsed = [(name.rstrip("#~"), CLASSES.get(name[-1:], "")) for name in columns.split("|")]
     first = _table_of(caption, parsed, rows[:ROWS_SHOWN_MAX])

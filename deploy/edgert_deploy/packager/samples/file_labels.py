@@ -40,9 +40,8 @@ class Timing(NamedTuple):
 class Labelling:
     """The rules for reading the labels of files.
 
-    Attributes:
-        class_names: The order of the classes; if empty, the order is alphabetical.
-        transcripts: Whether the labels are texts, because the model writes text.
+    Without `class_names`, the order of the classes is alphabetical. With `transcripts`, the labels are texts, because
+    the model writes text.
     """
 
     class_names: Sequence[str]
@@ -82,8 +81,6 @@ def labels_of_windows(
 
     Args:
         folder: The folder of the recordings and of the table.
-        files: The recordings.
-        labelling: The rules for reading the labels.
         counts: The number of windows of each recording.
         timing: The times of the windows in a recording.
     """

@@ -21,13 +21,8 @@ def stack_all(
 ) -> Arrays:
     """Return items of any lengths as one padded array for each input, with the items' `lengths`.
 
-    Raises CalibrationInvalid if a sample does not fit the model, or if its inputs differ in length.
-
-    Args:
-        where: The origin of the samples, for messages.
-        specs: The inputs of the model.
-        rows: The items of each input.
-        buckets: The model's buckets.
+    `rows` has the items of each input. Raises CalibrationInvalid if a sample does not fit the model, or if its inputs
+    differ in length; the message names the samples' origin `where`.
     """
     arrays: Arrays = {}
     lengths_of: dict[str, list[int]] = {}
@@ -60,13 +55,8 @@ def in_buckets(
 ) -> tuple[Arrays, NDArray[np.int64]]:
     """Return samples padded to the largest bucket, and their lengths. Raises CalibrationInvalid.
 
-    The values after the end of a sample become padding.
-
-    Args:
-        path: The samples' file or folder, for messages.
-        inputs: The samples of each input.
-        stated: The length of each sample. None if each sample is as long as the arrays.
-        buckets: The model's buckets.
+    The values after the end of a sample become padding. `stated` has the length of each sample; None if each sample is
+    as long as the arrays.
     """
     count = len(next(iter(inputs.values())))
     lengths_of = {place.name: inputs[place.name].shape[place.axis] for place in buckets.inputs}

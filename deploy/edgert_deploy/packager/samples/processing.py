@@ -95,11 +95,7 @@ def read_postprocess(
 ) -> OutputRule:
     """Return the rule of a preset, or of a file with one table of OUTPUT_TABLES. Raises ConfigInvalid.
 
-    Args:
-        path: The name of a preset, or the file.
-        source: The model.
-        labels: The file of labels.
-        before: The rule for the inputs. If it is a rule for text, the table `embed` uses this rule's mask by default.
+    If `before`, the rule for the inputs, is a rule for text, the table `embed` uses this rule's mask by default.
     """
     if str(path) in POSTPROCESS_PRESETS:
         return _checked_detect(str(path), _yolo(source, () if labels is None else _labels(labels)), source)

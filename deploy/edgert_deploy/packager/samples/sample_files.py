@@ -132,13 +132,9 @@ def has_npy(folder: Path, specs: Sequence[TensorSpec]) -> bool:
 def read_npy_folder(
     folder: Path, specs: Sequence[TensorSpec], more: Collection[str], buckets: Buckets | None = None
 ) -> Arrays:
-    """Return the samples in a folder. Raises CalibrationInvalid.
+    """Return the samples in a folder, and the arrays of `more` that it has. Raises CalibrationInvalid.
 
-    Args:
-        folder: The folder, in one of the three arrangements.
-        specs: The inputs of the model.
-        more: The names of further arrays that the folder may have.
-        buckets: The model's buckets, which allow samples of different lengths.
+    Buckets allow samples of different lengths.
     """
     beside = {name: folder / f"{name}.npy" for name in more}
     stacked = {spec.name: folder / f"{stem(spec.name)}.npy" for spec in specs}

@@ -36,13 +36,8 @@ def read_function(
 ) -> tuple[Arrays, NDArray[np.int64] | None]:
     """Return the samples of the function `name`, and their labels.
 
-    Raises CalibrationInvalid, which names the wrong sample, or the function's error and its line.
-
-    Args:
-        name: The function.
-        specs: The inputs of the model.
-        preprocessors: The preprocessors of UINT8 frames, by input.
-        buckets: The model's buckets, which allow samples of different lengths.
+    `preprocessors` has the preprocessors of UINT8 frames, by input. Buckets allow samples of different lengths. Raises
+    CalibrationInvalid, which names the wrong sample, or the function's error and its line.
     """
     rows: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in specs}
     labels: list[int] = []

@@ -78,7 +78,6 @@ class CalibrationSet:
         transcripts: The text that the model should write for each sample.
         recordings: The number of each window's recording. Consecutive equal numbers mark the windows of one signal, in
             order.
-        state: The model's state.
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -143,11 +142,9 @@ def load_samples(
 
     Args:
         path: Samples in one of the forms of docs/models.md.
-        source: The model.
         preprocess: The rule of an image, a signal or a text. If there is no rule, the samples are the model's own
             tensors.
         class_names: The order of the classes; if empty, the order is alphabetical.
-        at_least: The smallest number of samples that is accepted.
         transcripts: Whether the table labels.csv holds texts, because the model writes text.
     """
     files = _Reader(path, source, preprocess, Labelling(class_names, transcripts), at_least)

@@ -43,12 +43,7 @@ def features_of(
 ) -> NDArray[Any]:
     """Return the model's tensor for `windows`. Raises CalibrationInvalid with the name of the sample.
 
-    Args:
-        path: The samples' file or folder, for messages.
-        inputs: The inputs of the model.
-        rule: The rule of the signal.
-        windows: The windows, along axis 0.
-        arrays: Its FILES and RECORDINGS, if present, name the file of each window in messages.
+    If `arrays` has FILES and RECORDINGS, a message names the file of the window, else `path`.
     """
     spec = next(spec for spec in inputs if spec.name == rule.input)
     check_form(str(path), _window_spec(spec, rule), windows.shape, windows.dtype)
@@ -83,15 +78,7 @@ def _name_refused(
 def read_signal_files(
     folder: Path, inputs: Sequence[TensorSpec], rule: Rule, labelling: Labelling, at_least: int
 ) -> Arrays:
-    """Return the windows of WAV or CSV files, with RECORDINGS and labels. Raises CalibrationInvalid.
-
-    Args:
-        folder: The folder of the files.
-        inputs: The inputs of the model.
-        rule: The rule of the signal.
-        labelling: The rules for reading the labels.
-        at_least: The smallest number of windows that is accepted.
-    """
+    """Return the windows of WAV or CSV files, with RECORDINGS and labels. Raises CalibrationInvalid."""
     suffix = ".wav" if isinstance(rule, Sound) else ".csv"
     if len(inputs) != 1:
         raise CalibrationInvalid(f"{folder} holds {suffix} files, which fit only a model with one input: give an .npz")

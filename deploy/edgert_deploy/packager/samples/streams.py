@@ -47,7 +47,6 @@ def with_state(path: Path, source: SourceModel, inputs: Arrays, recordings: NDAr
 
     Args:
         path: The samples' file, for messages.
-        source: The model.
         inputs: The samples without state.
         recordings: The number of each sample's recording.
     """
@@ -88,7 +87,6 @@ def run_in_turn(
     the order of the samples.
 
     Args:
-        session: The engine session.
         inputs: The samples without state.
         recordings: The number of each sample's recording.
         state: The outputs that become inputs.

@@ -25,10 +25,7 @@ LINES_BYTES_MAX = 256 * 1024**2
 def read_texts(path: Path, labelling: Labelling, at_least: int) -> tuple[NDArray[np.uint8], Arrays]:
     """Return the texts, UINT8 [N, bytes], and their labels. Raises CalibrationInvalid.
 
-    Args:
-        path: A .txt file with one text on each line, or a folder of .txt files with one text in each file.
-        labelling: The rules for reading the labels of a folder's files.
-        at_least: The smallest number of texts that is accepted.
+    `path` is a .txt file with one text on each line, or a folder of .txt files with one text in each file.
     """
     labels: Arrays = {}
     if path.is_file():
@@ -54,8 +51,6 @@ def tokens_of(
 
     Args:
         path: The texts' file or folder, for messages.
-        inputs: The inputs of the model.
-        rule: The rule of the text.
         texts: The texts, UINT8 [N, bytes].
         buckets: The model's buckets. With buckets, the result also has `lengths`.
     """

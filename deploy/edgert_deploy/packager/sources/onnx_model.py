@@ -103,9 +103,7 @@ def _examined(
 
     Args:
         request: The fields of a ProbeRequest, as JSON.
-        data: The content of the model's file.
         replaced: Gets a remark for each input whose fixed lengths --input replaces.
-        progress: Gets the name of each step.
         no_batch: The reason to fix an open batch to 1, if the model answers only one sample at a time.
 
     Raises OneSampleOnly if the model answers only one sample at a time and `no_batch` is empty.

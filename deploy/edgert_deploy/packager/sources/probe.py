@@ -61,8 +61,6 @@ def probe(
 
     Args:
         kind: A key of EXAMINERS.
-        request: The file of the model, and the wanted lengths and buckets.
-        data: The content of the model's file.
         external_bytes: The size of the weights in separate files.
         limits: The limits of the child process. By default, they depend on the sizes of `data` and of these files.
 

@@ -68,7 +68,6 @@ class SourceModel(Stateful):
     """A checked model.
 
     Attributes:
-        path: The given file.
         proto: The ModelProto of an ONNX model, in an opset that every runtime accepts; else None.
         sha256: The SHA-256 of the given file.
         size_bytes: The size of the given file.

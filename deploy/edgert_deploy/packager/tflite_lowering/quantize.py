@@ -56,7 +56,6 @@ def quantize_int8(
     """Return `float_model` in INT8. The same arguments give the same bytes.
 
     Args:
-        float_model: The float .tflite file.
         samples: The calibration samples, each with one array per input, in the model's order.
         is_float: Gets the name of an operator's first output; returns whether the operator stays in float.
         own_ranges: The ranges from training with quantization: name of a tensor -> (lowest, highest) value.
