@@ -57,8 +57,6 @@ class BootstrapResult:
         engines: The requested engines that load on the device.
         lacking: The requested engines that do not load, each with the reason.
         runtime: The change of the runtime; None if the device has no runtime of its own.
-        changed: The names of all changes.
-        status: The state of the daemon at the end.
         sbom: The file on this host with the bill of materials of the prepared runtime.
     """
 

@@ -47,17 +47,13 @@ class BootstrapOptions:
     """The request of a bootstrap: the software to install, and the settings.
 
     Attributes:
-        keys: The public keys that the device trusts.
-        broker: The MQTT broker of the device, if it has one.
         engines: "all" for all engines of the profile, "first" for its first engine, or names separated by commas. With
             "all", an engine without wheels for the device is left out. Otherwise every engine must load.
         service: "systemd"; "monitor", which is edgertd's own monitor and does not start after a reboot; or "auto". With
             "auto", a running monitor stays. Otherwise "auto" means "systemd" if the device runs systemd.
         settings: Values for the device's config.toml, such as {"serving": {"window_s": 10.0}}.
         upgrade: Whether this host's runtime replaces the runtime in use.
-        trial_s: The longest duration of the trial of a new runtime.
         unlocked: Whether the newest wheels are installed, instead of those in the lock.
-        following: The channel that the device follows.
         extras: The extras of edgert to install. The device also keeps the extras that it has.
     """
 

@@ -79,9 +79,6 @@ class InstalledRuntimes:
         previous: The id of the previous runtime; "" if there is none.
         complete: The ids of all complete environments.
         sent: The SHA-256 of the wheels that an interrupted bootstrap has sent.
-        trial: Whether a new runtime is on trial.
-        restart_due: Whether the daemon must restart.
-        configured: Whether the device has a configuration.
     """
 
     in_use: Installed = field(default_factory=Installed)
@@ -297,14 +294,9 @@ class Runtimes:
     def try_out(self, runtime: str, models: Sequence[str], manager: str, trial_s: float = TRIAL_S) -> None:
         """Make the device switch to `runtime` on trial, and wait for its decision.
 
-        Args:
-            runtime: The id of a complete environment.
-            models: The models that the new runtime must serve.
-            manager: The service manager of the daemon: "system", "user" or "monitor".
-            trial_s: The longest duration of the trial.
-
-        Raises RolledBack with the device's reason, HealthCheckFailed if the device does not decide in time, and
-        DeviceUnreachable if the link stays lost. In this case, the device decides alone.
+        `runtime` is the id of a complete environment. `manager` is the service manager of the daemon: "system", "user"
+        or "monitor". Raises RolledBack with the device's reason, HealthCheckFailed if the device does not decide in
+        time, and DeviceUnreachable if the link stays lost. In this case, the device decides alone.
         """
         self.run_checked(trial_command(self.device.home, self.device.state, runtime, models, manager, trial_s))
         until = time.monotonic() + trial_s + QUICK_S_MAX

@@ -33,14 +33,8 @@ def collect_runtime(
 ) -> tuple[RuntimeRelease, dict[str, Path]]:
     """Collect the wheels of a runtime release; return the release, and its wheels by SHA-256.
 
-    Args:
-        number: The number of the release.
-        profiles: The profiles of the devices. A profile without `machines` gets wheels for all MACHINES.
-        pythons: The Python versions of the devices.
-        options: The engines and the extras, as for a bootstrap.
-        progress: Gets a line for each step.
-
-    Raises ConfigInvalid and EngineMissing.
+    `options` has the engines and the extras. A profile without `machines` gets wheels for all MACHINES. Raises
+    ConfigInvalid and EngineMissing.
     """
     targets, files = [], {}
     for profile in profiles:

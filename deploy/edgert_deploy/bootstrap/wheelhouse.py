@@ -85,14 +85,12 @@ class Wheelhouse:
     """Wheels for one kind of device.
 
     Attributes:
-        wheels: The files.
         pins: The SHA-256 of each file, by its name.
         version: The version of edgert.
         engines: The requested engines that have wheels.
         digest: A hash of the content of all wheels.
         lacking: The requested engines that have no wheels, each with the reason.
         sbom: The file with the bill of materials.
-        extras: The included optional extras.
     """
 
     wheels: tuple[Path, ...]
@@ -131,9 +129,6 @@ def prepare(
     """Collect edgert's own wheel and the wheels of its requirements. Earlier downloads are used again.
 
     Args:
-        target: The system of the device.
-        engines: The engines to install.
-        progress: Gets a line for each step.
         shrink: Whether engines without wheels for the target are left out, as long as one engine remains.
         lock: The lock with the versions to download. Without a lock, and for a processor that is not in MACHINES, this
             function downloads the newest versions that fit.

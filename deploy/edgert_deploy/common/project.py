@@ -274,10 +274,7 @@ def _login(
     Raises ConfigInvalid, also if a secret is in the project.
 
     Args:
-        file: The `edgert.toml`.
         name: The name of the table, for messages.
-        kind: The dataclass of the table.
-        table: The values of the table.
         files: The keys whose values are paths.
         secrets: The keys whose values are paths of secrets, which must be outside the project.
     """

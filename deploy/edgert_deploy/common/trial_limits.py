@@ -37,7 +37,6 @@ def limits_for(
     """Return the limits of `model`; None if there is no limit and no watch. Raises ConfigInvalid.
 
     Args:
-        model: The model on trial.
         table: The table `[trial]` of the project.
         limits: The limits of the command line; None removes a limit.
         watch_s, unattended: The options of the command line; None for an option that is not given.

@@ -62,11 +62,8 @@ _NOT_SET_UP = "none"
 class HeldClaim:
     """The claim of a deployment on one model of a device: no other deployment changes the model.
 
-    Attributes:
-        daemon: The commands of `edgertd`.
-        token: The token of the claim.
-        facts: The status of the device under the claim.
-        has: The files that the device has (the answer of `edgertd list-files`); None if the slots are damaged.
+    `facts` is the status of the device under the claim. `has` is the answer of `edgertd list-files`; None if the slots
+    are damaged.
     """
 
     daemon: RemoteDaemon
@@ -83,13 +80,8 @@ class HeldClaim:
 def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: float = 0.0) -> Iterator[HeldClaim]:
     """Claim `model` on the device.
 
-    Raises DeployUnderWay if another deployment has the claim, or if a host is setting the device up.
-
-    Args:
-        daemon: The commands of `edgertd` on the device.
-        model: The model to claim.
-        send_bytes: The bytes to send under the claim, on a link that may be slow.
-        bytes_per_s: The limit on the speed of the transfer; 0 for no limit.
+    The claim lasts long enough to send `send_bytes` on a slow link, or at `bytes_per_s` if this is not 0. Raises
+    DeployUnderWay if another deployment has the claim, or if a host is setting the device up.
     """
     slowest = min(bytes_per_s or SLOW_LINK_BYTES_PER_S, SLOW_LINK_BYTES_PER_S)
     lasts_s = min(LASTS_S + send_bytes / slowest, LASTS_S_MAX)

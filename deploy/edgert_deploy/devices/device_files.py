@@ -119,15 +119,10 @@ def wanted_files(
     """Return the files that the device should have, and its configuration. Raises ConfigInvalid.
 
     Args:
-        device: The device of the inventory.
-        profile: The device's profile.
-        facts: The facts of the machine.
-        keys: The keys that the device should trust.
         broker: The broker to report to; None leaves the broker unchanged.
         following: The channel to follow; None leaves the channel unchanged.
         settings: The user's values for config.toml.
         has_unit: Whether systemd runs the daemon.
-        transport: The connection to the device.
     """
     state = device.state
     files_of_device = [DeviceFile(f"{state}/keys/{key.key_id}.pem", key.pem(), f"key {key.key_id}") for key in keys]

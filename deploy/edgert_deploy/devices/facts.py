@@ -103,7 +103,6 @@ class MachineFacts:
         glibc: The version of glibc; "" if there is none.
         uid, home: The number and the home folder of the user who logs in.
         model: The name of the board or the computer.
-        systemd: Whether systemd runs.
         cpu, cpus: The name of the processor, and the number of its cores.
         vnni: Whether an x86 processor has fast instructions for INT8.
         disk_free_mb: The free space where bootstrap installs; 0 means unknown.

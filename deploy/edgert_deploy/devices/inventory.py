@@ -61,7 +61,6 @@ class Device(Closed):
     Attributes:
         transport: A key of TRANSPORTS.
         address: [USER@]HOST[:PORT] for ssh, the state folder for local.
-        profile: The name of the device's profile.
         state: The folder of `edgertd --state`.
         home: The folder in which bootstrap installs; "" for local.
         host_key: The only host key that is accepted, as an OpenSSH public key line.

@@ -43,7 +43,6 @@ class DeviceProfile(Closed):
         precision: A value of PRECISIONS.
         python, glibc: The lowest versions that the engines' wheels need.
         memory_mb: The smallest memory that the machine may have.
-        socket: The path of the daemon's socket.
         python_max: The highest version of Python; "" for no limit.
         match: The marks by which `edgert device probe` recognizes the machine.
     """

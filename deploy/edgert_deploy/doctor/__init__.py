@@ -17,9 +17,7 @@ class Finding:
 
     Attributes:
         where: "host", or the name of a device.
-        check: The name of the check.
         level: OK, WARN or FAIL.
-        text: The result, for people.
         next_step: The command or action that repairs a fault; "" if there is no fault.
         exit_code: The exit code of a failure; `edgert doctor` exits with the code of the first failure.
     """

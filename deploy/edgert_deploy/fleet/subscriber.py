@@ -44,8 +44,6 @@ class FleetSubscriber:
         """Prepare a connection; `open` connects.
 
         Args:
-            settings: The broker and the login.
-            listeners: Objects that receive every message.
             site: The site whose messages are received; None for every site.
             client_id: The client's name at the broker; "" lets the broker choose.
             session_s: The time for which the broker keeps messages after a lost connection; None for no session.

@@ -19,13 +19,7 @@ LIMITS = Limits(body_bytes_max=0, connections_max=256)  # every request is a GET
 
 
 class WebServer:
-    """Serves HTTP from its own thread. Raises ConfigInvalid.
-
-    Args:
-        handle: Answers a request.
-        host, port: The address to listen on; port 0 means a free port.
-        name: The name of the thread.
-    """
+    """Serves HTTP from its own thread, called `name`; port 0 means a free port. Raises ConfigInvalid."""
 
     def __init__(self, handle: Handler, host: str, port: int, name: str) -> None:
         import httptools  # noqa: F401  # a missing package fails here, not at the first connection

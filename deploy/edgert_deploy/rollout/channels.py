@@ -80,7 +80,6 @@ class Channels:
     """The channels of one repository.
 
     Attributes:
-        registry: The repository in its registry.
         trusted: The keys whose signatures are accepted.
         seen: The counters that this user has seen.
         clock: Returns Unix time.
@@ -135,9 +134,7 @@ class Channels:
         """Sign the channel's next statement, put it into the registry, and return it.
 
         Args:
-            channel: The name of the channel.
             edit: Gets the old entries and returns the new entries.
-            key: The key that signs the statement.
             lasts_s: The time for which the statement is valid.
             revoked: The ids of the keys that devices must no longer trust.
             begins: Whether this function starts a missing channel. If False, a missing channel raises NotInRegistry.

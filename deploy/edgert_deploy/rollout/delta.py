@@ -66,8 +66,6 @@ class Delta:
     """A delta on disk.
 
     Attributes:
-        path: The file of the delta.
-        size_bytes: The size of the delta.
         whole_bytes: The size of all files that the device's target needs.
         files: The number of files that the device's target needs.
         had: The number of these files that the device has.

@@ -60,10 +60,7 @@ class Outcome:
     """The result of a deployment on one device.
 
     Attributes:
-        steps: The steps of the plan.
         serving: The release that is live on the device at the end; None if this is unknown.
-        error: The reason of a failure.
-        seconds: The duration of the deployment.
         sent_bytes: The number of bytes sent; in a dry run, the number of bytes that a deployment would send.
         send_seconds: The duration of the transfer, including the making of a delta.
         watched: The readings of the trial's limits.

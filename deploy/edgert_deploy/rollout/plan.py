@@ -57,10 +57,8 @@ class Offer:
 class Plan:
     """The steps for one device. There are no steps if the content is live and good already.
 
-    Attributes:
-        digest: The digest of the bundle.
-        limits: The limits that the device watches on trial. If the user gives no limits, a running trial keeps its own.
-        warning: A warning if the release scored less at its build than the live release; else "".
+    Without `limits` of the user, a running trial keeps its own. There is a `warning` if the release scored less at its
+    build than the live release.
     """
 
     model: str

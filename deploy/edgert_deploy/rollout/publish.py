@@ -45,7 +45,6 @@ class Release:
         digest: The SHA-256 of the signed content.
         envelope: The SHA-256 of the envelope's blob.
         oci_manifest: The SHA-256 of the OCI manifest.
-        files: The blobs of the release.
         sent_bytes: The size of the blobs that the registry lacked.
     """
 
@@ -111,10 +110,8 @@ def put_release(
     again. A broken transfer is repeated.
 
     Args:
-        signed: The release.
         files: The blobs of the release, each with a name for `paths_of`.
         paths_of: Returns the path on this host of each named file.
-        on_bytes: Called with the bytes sent so far and their total.
         on_pause: Called before the pause after a broken transfer.
 
     Raises ConfigInvalid if the registry has the release with other content, and RegistryError.

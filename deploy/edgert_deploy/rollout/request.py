@@ -22,16 +22,9 @@ class DeployRequest:
     """The deployment of one bundle to devices.
 
     Attributes:
-        bundle: The file of the bundle.
-        offer: The properties of the verified bundle.
         trial_s: The longest duration of a trial; a watch of limits adds its own time.
-        open_transport: Connects to a device.
         prepare: Sets up a device that has no EdgeRT; None to refuse such a device.
-        dry_run: Whether to make only the plans.
-        stop: The user's request to stop.
-        deltas: Makes the deltas.
         bytes_per_s: The highest speed of a transfer; 0 means no limit.
-        limits: The limits that the devices watch on trial.
         on_bytes: Several threads call this function with a device's name, the bytes sent so far and their total.
     """
 

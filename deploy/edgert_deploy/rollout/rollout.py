@@ -36,16 +36,8 @@ def roll_out(
 ) -> Rollout:
     """Do the remaining work of `rollout` and record it; return the rollout at its end.
 
-    The limit of failures ignores the failures of earlier attempts.
-
-    Args:
-        store: The records of rollouts.
-        rollout: The rollout to do or to continue.
-        request: The bundle, its trial, and the access to devices.
-        devices: The devices of the rollout, in order.
-        progress: Several threads call this function with a device's name and a line.
-        sleep: Waits for a number of seconds.
-        on_outcome: Several threads call this function with the outcome of each device.
+    The limit of failures ignores the failures of earlier attempts. Several threads call `progress` (with a device's
+    name and a line) and `on_outcome`.
     """
     journal = _Journal(store, replace(rollout, state=RolloutState.RUNNING, reason=""))
     waves = rollout.strategy.split(len(devices))
@@ -98,15 +90,8 @@ def deploy_each(
 ) -> list[Outcome]:
     """Deploy to each device; return the outcomes in the order of `devices`.
 
-    The other devices do not wait for a device that does not answer. Several threads call the functions in the
-    arguments.
-
-    Args:
-        request: The bundle, its trial, and the access to devices.
-        progress: Gets a device's name and a line.
-        at_once: The number of devices at a time.
-        may_begin: Called before each device. If it returns False, the device is skipped.
-        on_outcome: Gets the outcome of each device.
+    The other devices do not wait for a device that does not answer. A device for which `may_begin` returns False is
+    skipped. Several threads call the functions in the arguments.
     """
 
     def work(device: Device) -> Outcome:

@@ -62,8 +62,6 @@ class Strategy:
         waves: For each further wave, the share of all devices that have been tried when the wave ends.
         failures_max: The rollout stops if more than this share of the devices in the waves so far failed. With None,
             failures never stop it.
-        parallel: The number of devices at a time.
-        pause_s: The pause between two waves.
     """
 
     canary: int = 0

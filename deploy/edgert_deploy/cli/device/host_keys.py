@@ -30,7 +30,6 @@ def agreed_host_key(address: str, wanted: str | None, option: str, behind: Devic
     Raises DeviceUnreachable and HostKeyMismatch; also ConfigInvalid if nobody confirmed the key.
 
     Args:
-        address: The address of a device or a jump host.
         wanted: The expected fingerprint; None to ask the user.
         option: The name of the option for `wanted`, for messages.
         behind: The device at `address`, to use its jump host; None if `address` is a jump host itself.

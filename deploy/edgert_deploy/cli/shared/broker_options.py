@@ -112,12 +112,8 @@ def named_session(role: str, name: str | None) -> tuple[str, int | None]:
 def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: Sequence[str]) -> dict[str, Any]:
     """Return `options` without the project's settings for its broker, if --broker names another broker.
 
-    A note on stderr names the ignored options. Raises ConfigInvalid for an invalid address.
-
-    Args:
-        options: The options of the command by name.
-        without: The defaults of the options that belong to a broker, by name.
-        tls: The names of the options that turn TLS on.
+    `without` has the defaults of the options that belong to a broker, and `tls` names the options that turn TLS on. A
+    note on stderr names the ignored options. Raises ConfigInvalid for an invalid address.
     """
     context = click.get_current_context()
     of_project, broker = context.lookup_default("broker"), options["broker"]

@@ -207,13 +207,7 @@ def offer_release(
 ) -> tuple[dict[str, Any], str]:
     """Offer a release to a channel's devices. Return the statement as JSON, and a line for people.
 
-    Args:
-        registry: The registry with the release and the channel.
-        channel: The name of the channel.
-        release: The published release.
-        how: Further fields of the entry, such as `share` and `limits`.
-        key: The key that signs the statement.
-        signing: The time for which the statement is valid.
+    `how` has further fields of the entry, such as `share` and `limits`.
     """
     entry = Entry(release.model, release.number, release.digest, release.envelope, release.oci_manifest, **how)
     channels, lasts_s = channels_of(registry), signing.lasts_s

@@ -56,8 +56,6 @@ class Results(Generic[T]):
         """Print JSON, or else `text`, the errors and `below`. Exit with the errors' code, else `code`.
 
         Args:
-            text: The result for people.
-            as_json: Whether to print JSON.
             below: Further lines below the errors.
             code: The exit code if no device failed.
             raise_lone: Whether to raise the error unchanged if there is only one device.

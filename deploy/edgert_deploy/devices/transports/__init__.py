@@ -94,7 +94,6 @@ class PutOptions:
 
     Attributes:
         progress: Receives the bytes so far and the bytes in total.
-        mode: The mode of the file on the device.
         resumable: Whether the bytes of a failed upload stay. The next upload of the same content continues after them.
         bytes_per_s: The highest speed; 0 means no limit.
     """

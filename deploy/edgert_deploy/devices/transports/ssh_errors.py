@@ -39,7 +39,6 @@ def refusal(error: BaseException, *, encrypted: bool, connected: bool = False, l
     """Return the refusal; None if the server does not refuse the login.
 
     Args:
-        error: An error of paramiko or of the socket.
         encrypted: Whether the key exchange was complete when the error came.
         connected: Whether the connection is still up.
         locked: Whether a named key in the old PEM format has a passphrase.

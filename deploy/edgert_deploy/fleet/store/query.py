@@ -77,8 +77,6 @@ class Answer:
         group: The values of the dimensions that the question groups by.
         start_ms: The start of the step, or of the period if the question has no steps.
         duration_s: The length of the step.
-        latency: The latencies of all requests.
-        windows: The number of windows.
         counters: The growth of each counter.
         missing: The number of reports of each device (SITE/DEVICE) that were sent and never arrived.
         stages: The times of the stages; None if the question or the devices' reports have no stages.

@@ -62,7 +62,6 @@ class History:
     """Queries the store for any number of pages at once. Every method raises StoreFailed.
 
     Args:
-        query: The store.
         wall_ms: Returns ms since 1970.
         rows_max: The largest number of per-minute rows that one answer may read.
         targets: The p99 target (ms) of each model.

@@ -50,13 +50,9 @@ HEADERS = {
 
 
 class PageServer:
-    """Serves the page from threads. Raises ConfigInvalid.
+    """Serves the page from threads; port 0 means a free port. Raises ConfigInvalid.
 
-    Args:
-        answers: The answers of the API.
-        access: Decides which requests are allowed.
-        host, port: The address to listen on; port 0 means a free port.
-        alerts: The address of an Alertmanager, to which the page links; "" for none.
+    `alerts` is the address of an Alertmanager, to which the page links; "" for none.
     """
 
     def __init__(self, answers: Answers, access: Access, host: str, port: int, alerts: str = "") -> None:

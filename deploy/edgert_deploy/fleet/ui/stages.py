@@ -23,7 +23,6 @@ def stages_of(
     """Return the percentiles of each stage: in each step, and for each of the newest versions.
 
     Args:
-        model: The model's name.
         versions: An answer for each version, over the whole period.
         curve: An answer for each step.
         since_ms, step_ms, steps: The beginning of the period, the length of a step, the number of steps.
