@@ -94,14 +94,12 @@ class ServingConfig(Closed):
         queue_max: The largest number of waiting requests of each priority.
         cache_mb: The size of a model's prediction cache; 0 for no cache.
         cache_ttl_s: The time for which a cached answer is valid.
-        connections_max: The largest number of connections to a model.
         frame_mb: The largest size of a frame, which contains a request or an answer.
         window_s: The length of a window of telemetry.
         run_s_max: The time after which the daemon kills a worker whose engine run has not ended; 0 for no limit.
         worker_mb_max: The memory limit of one worker; 0 for no limit.
         memory_mb: The memory limit of all workers together; 0 for no limit.
         strict: Whether a version is served only on its preferred artifact.
-        sessions_max: The largest number of sessions of a model.
         session_mb: The memory limit of all sessions of a model.
         session_idle_s: The time without a request after which a session ends.
         allow_uids: The users that may connect, besides root and the daemon's user. If `allow_uids` and `allow_gids` are
@@ -159,8 +157,6 @@ class AlarmConfig(Closed):
     Attributes:
         p99_ms: The limit of the p99; 0 for twice the model's `p95_ms`, if this target is set.
         error_share: The limit of the share of requests that were refused or failed.
-        temp_c: The limit of the temperature.
-        throttled: Whether a throttled processor raises an alarm.
         worker_mb: The limit of a worker's memory; 0 for 90 % of `worker_mb_max`.
         silent_s: The limit of the time since the model's last request, if the model had one.
         channel_stale_s: The limit of the time without a valid answer of the registry; 0 turns this alarm off, except
@@ -188,7 +184,6 @@ class ModelConfig(Closed):
     All settings except `pinned`: 0 turns the setting off (docs/serving.md).
 
     Attributes:
-        pinned: Whether the model is pinned.
         p95_ms: The target of the latency tuner.
         near: The largest difference between two camera frames that get the same answer, as a share of the range of
             values.
@@ -213,7 +208,6 @@ class FollowConfig(Closed):
 
     Attributes:
         registry: The repository, as oci://HOST/REPOSITORY.
-        channel: The name of the channel.
         interval_s: The time between two readings of the channel.
         window: The local hours in which the device fetches, such as 22:00-05:00; "" for any time.
         kbit_max: The largest rate of a download in kbit/s; 0 for no limit.
@@ -254,7 +248,6 @@ class DeviceConfig(Closed):
 
     Attributes:
         device: The name of the device, a part of MQTT topics.
-        profile: The profile of the device.
         site: The site of the device, a part of MQTT topics.
         machine: The processor, as `uname -m` names it; "" for the processor of this machine.
         socket: The path of the apps' socket; "" for the default path.

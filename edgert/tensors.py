@@ -114,7 +114,6 @@ def byte_rows(values: Sequence[bytes]) -> NDArray[np.uint8]:
 
 
 def fits(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> bool:
-    """Return whether a tensor of `datatype` and `shape` fits `spec`."""
     return (
         datatype == spec.datatype
         and len(shape) == len(spec.shape)

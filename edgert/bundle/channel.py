@@ -80,7 +80,6 @@ class Entry(Closed):
         _check_entry(self)
 
     def selects(self, device: ChannelDevice) -> bool:
-        """Return whether this entry selects `device`."""
         keys = {tag.partition("=")[0] for tag in device.tags}
         return (
             (not self.sites or device.site in self.sites)

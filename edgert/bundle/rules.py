@@ -37,8 +37,6 @@ class Resize(Closed):
     Attributes:
         rule: "stretch" ignores the ratio of the sides. "crop" scales the shorter side to `shortest_side`, and keeps the
             middle. "letterbox" keeps the ratio, centres the image and fills the rest with `pad_value`.
-        height: The height of the result.
-        width: The width of the result.
         shortest_side: The shorter side for "crop"; 0 for the smallest side that covers the model's size.
         pad_value: The value of the filled pixels for "letterbox", before normalization.
         filter: The interpolation: "nearest", "bilinear" or "bicubic".
@@ -57,7 +55,6 @@ class Preprocess(Closed):
     """The rule that computes the model's input from UINT8 values: (value * scale - mean) / std.
 
     Attributes:
-        input: The name of the model's input.
         scale: The factor of each value.
         mean: One number, or one number per channel.
         std: One number, or one number per channel.

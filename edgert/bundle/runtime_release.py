@@ -98,7 +98,6 @@ class RuntimeRelease(Closed):
 
 
 def sign_runtime(release: RuntimeRelease, key: SigningKey) -> bytes:
-    """Return the envelope of `release`."""
     return sign(release.to_bytes(), key, RUNTIME_PAYLOAD_TYPE)
 
 

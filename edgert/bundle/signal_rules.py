@@ -34,8 +34,6 @@ class Sound(Closed):
     Fields that are not listed here have the names and definitions of librosa.
 
     Attributes:
-        input: The name of the model's input.
-        rate_hz: The sample rate.
         length: The number of samples in a window.
         step: The distance between the starts of two windows, in samples; each window is an item. With 0, a request
             contains one window, and the device pads the end of a shorter signal with zeros.
@@ -96,8 +94,6 @@ class Series(Closed):
     than values are [channels, features] for the model.
 
     Attributes:
-        input: The name of the model's input.
-        channels: The number of channels.
         length: The number of values of each channel in a window.
         step: The distance between the starts of two windows, in values; each window is an item. With 0, a request
             contains exactly one window.
@@ -107,11 +103,9 @@ class Series(Closed):
         std: One number, or one number per channel.
         features: The features of a channel, which are concatenated: "values", "spectrum" (the magnitude, as
             scipy.fft.rfft), "bands" (the power, as scipy.signal.periodogram), "statistics".
-        rate_hz: The sample rate.
         detrend: Whether the window's mean is subtracted before spectrum and bands are computed.
         window: The window function before spectrum and bands: "boxcar" or "hann".
         bands: The limits [low, high) of each band in Hz.
-        statistics: The statistics to compute.
         feature_mean: One number, or one number per feature. A feature becomes (feature - feature_mean) / feature_std.
         feature_std: One number, or one number per feature.
         time_axis: "first" if a window of values is [time, channels] for the model, "last" if it is [channels, time].

@@ -36,7 +36,6 @@ class Text(Closed):
         types: The model's input for the type ids; "" if the model has no such input.
         truncation: The treatment of a longer text: remove its end ("right") or its start ("left"), or refuse the text
             ("none").
-        special_tokens: Whether the tokenizer adds special tokens.
         pad_id: The token id of padding.
     """
 

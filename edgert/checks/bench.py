@@ -146,7 +146,6 @@ def bench(
 
 
 def measured_on() -> BenchMachine:
-    """Return the machine and processor of this measurement."""
     return BenchMachine(platform.machine(), processor_name(), len(os.sched_getaffinity(0)))
 
 

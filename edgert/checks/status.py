@@ -165,7 +165,6 @@ class WorkerFigures:
 
     @property
     def executions(self) -> int:
-        """The runs of the engine."""
         return sum(count for count, _ in self.runs.values())
 
 
@@ -262,7 +261,6 @@ class ModelStatus:
 
     @property
     def release(self) -> int | None:
-        """The live release."""
         return None if self.live is None else self.live.release
 
 

@@ -147,7 +147,6 @@ def lines_of(view: View, width: int, bold: bool = False) -> list[str]:
 
 
 def _cells(model: ModelView) -> tuple[str, ...]:
-    """Return the text of each of COLUMNS."""
     serving, loaded, figures = model.serving, model.serving.loaded, model.serving.figures
     latency = figures.requests.recent.latency_ms if figures else None
     return (

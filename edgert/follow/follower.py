@@ -94,7 +94,6 @@ class Round:
 
     @property
     def failure(self) -> EdgeRTError | None:
-        """The first error."""
         return next((error for error in (self.error, *(step.error for step in self.steps)) if error is not None), None)
 
 
@@ -179,7 +178,6 @@ class ChannelFollower:
         return self._records.statement(self._channel, self._trusted())
 
     def _advance_models(self, statement: Statement | None) -> list[Step]:
-        """Advance each model of `statement` by one step; return the steps."""
         if statement is None:
             return []
         if statement.expired(self._latest.now_s()):

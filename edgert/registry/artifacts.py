@@ -84,7 +84,6 @@ def runtime_manifest(release: RuntimeRelease, envelope: bytes) -> bytes:
 
 
 def channel_manifest(statement: bytes, channel: str, counter: int, expires: str) -> bytes:
-    """Return the manifest of a channel whose signed statement is `statement`."""
     annotations = {"edgert.channel": channel, "edgert.counter": str(counter), "edgert.expires": expires}
     return _manifest(CHANNEL_TYPE, [_layer(blob_of(statement), STATEMENT_TYPE, "channel.dsse.json")], annotations)
 

@@ -50,8 +50,6 @@ class Blob:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A manifest in the registry."""
-
     digest: str
     media_type: str
     data: bytes

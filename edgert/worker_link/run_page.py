@@ -62,7 +62,6 @@ class RunPage:
         return float(max(self._words[::2].tolist())) / 1e9
 
     def close(self) -> None:
-        """Release the page."""
         self._words.release()
         self._map.close()
         os.close(self.descriptor)

@@ -80,5 +80,4 @@ def read_lock(text: str) -> Lock:
 
 @functools.cache
 def shipped_lock() -> Lock:
-    """Return the lock that ships with this edgert."""
     return read_lock(SHIPPED.read_text())

@@ -271,7 +271,6 @@ def _is_for_processor(profile: DeviceProfile, facts: MachineFacts) -> bool:
 
 
 def describe(facts: MachineFacts) -> str:
-    """Describe the machine in one line."""
     model = f"{facts.model}, " if facts.model else ""
     python = f"Python {facts.python}" if facts.python else "no Python from 3.10 up"
     return f"{model}{facts.machine}, {python}, glibc {facts.glibc or 'none'}, {facts.memory_mb} MB of memory"

@@ -138,7 +138,6 @@ def _copies_key(device: Device, address: SshAddress) -> str:
 
 
 def _machine(report: _Report, facts: MachineFacts, profiles_dir: Path | None) -> DeviceProfile | None:
-    """Compare the machine with its profile."""
     name = report.device.name
     try:
         profile = load_profile(report.device.profile, profiles_dir)

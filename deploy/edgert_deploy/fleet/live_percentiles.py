@@ -53,7 +53,6 @@ class Window:
 
 
 def pooled(windows: Sequence[Window]) -> Sketch:
-    """Return one sketch of all requests of the windows."""
     if not windows:
         return Sketch()
     pool, groups = Pool(1), [0] * len(windows)

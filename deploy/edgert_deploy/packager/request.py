@@ -112,7 +112,6 @@ class TargetRequest:
 
 
 def target_requests(request: BuildRequest) -> tuple[TargetRequest, ...]:
-    """Return the TargetRequest of each target."""
     float_only = is_float_only(request.source.proto)
     precision = request.precision or ("auto" if is_classical(request.source.proto) else None)
     return tuple(

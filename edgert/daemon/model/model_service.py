@@ -203,7 +203,6 @@ class ModelService:
             self._crashed(worker.version, fault, served_s=served_s, blamed=not isinstance(fault, DEVICE_FAULTS))
 
     def tick(self) -> None:
-        """Call `tick` of each part."""
         for part in self._parts:
             part.tick()
 

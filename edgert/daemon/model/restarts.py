@@ -53,7 +53,6 @@ class Restarts:
         return self._backoff.pause_s
 
     def cancel(self) -> None:
-        """Cancel the planned restart."""
         self._due_s = None
 
     def in_s(self) -> float | None:

@@ -50,7 +50,6 @@ class ControlServer:
         self._waiting: set[ControlClient] = set()
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept one connection."""
         try:
             sock, _ = listener.accept()
         except (BlockingIOError, ConnectionError):

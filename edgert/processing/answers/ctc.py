@@ -40,7 +40,6 @@ class CtcReader:
 
 
 def text_of(row: NDArray[np.uint8]) -> str:
-    """Return the text of one row of an answer."""
     return row.tobytes().rstrip(b"\0").decode("utf-8", "replace")
 
 

@@ -154,7 +154,6 @@ class NearCache:
         return signature
 
     def figures(self) -> dict[str, float]:
-        """Return the figures for telemetry."""
         with self._mutex:
             return {
                 "near_lookup_total": self.lookups,

@@ -44,8 +44,6 @@ Arrays = list[NDArray[Any]]
 
 
 class Reference(Protocol):
-    """Runs the reference."""
-
     def compare(self, inputs: Arrays, outputs: Arrays) -> Agreement:
         """Compare `outputs` with the reference's answer to `inputs`. Raises EdgeRTError."""
         ...

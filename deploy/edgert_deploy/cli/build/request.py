@@ -32,7 +32,6 @@ DOWNGRADE_EXPIRES = "30d"  # the default, because an attacker could replay a dow
 
 
 def request_of(source: SourceModel, profiles: tuple[DeviceProfile, ...], options: BuildOptions) -> BuildRequest:
-    """Read the files of the options. Return the request."""
     source, before, state_id = _input_rule(source, options)
     after = _output_rule(source, before, options)
     for option, text in (("--licence", options.licence), ("--notes", options.notes)):

@@ -225,7 +225,6 @@ def warn_of_lower_scores(channels: Channels, channel: str, entry: Entry) -> None
 
 
 def statement_table(statement: Statement) -> str:
-    """Return the statement as a table for people."""
     rows = [("MODEL", "RELEASE", "DEVICES", "LIMITS", "WATCH", "STATE")]
     for entry in statement.entries:
         limits = ", ".join(f"{name}={value:g}" for name, value in entry.limits.items()) or "-"

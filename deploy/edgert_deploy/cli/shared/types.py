@@ -104,8 +104,6 @@ class DeviceCount(click.IntRange):
 
 
 class ChannelName(click.types.StringParamType):
-    """The name of a channel in a registry."""
-
     name = "channel"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -136,8 +134,6 @@ class Selector(click.types.StringParamType):
 
 
 class OneDevice(Selector):
-    """A selector that selects one device."""
-
     hint_about_more = ""
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
@@ -171,8 +167,6 @@ class ModelOrBundle(click.Path):
 
 
 class ProfileName(click.types.StringParamType):
-    """The name of a device profile."""
-
     name = "profile"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -33,7 +33,6 @@ class RowIds:
         return self._ids[names]
 
     def get(self, connection: sa.Connection, names: Names) -> int:
-        """Return the id of one row."""
         if names not in self._ids:
             self.load(connection, [names])
         return self._ids[names]

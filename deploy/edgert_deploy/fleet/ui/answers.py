@@ -161,7 +161,6 @@ class Answers:
         return {"total": len(matching), "page": page, "pages": pages, "devices": rows}
 
     def device(self, parameters: Parameters) -> dict[str, Any]:
-        """Return all data about one device."""
         site, device = parameters.get("site", ""), parameters.get("device", "")
         if not site or not device:
             raise ConfigInvalid("give both `site` and `device`")

@@ -166,7 +166,6 @@ class FleetState(Fleet):
             return {device.device for device in self.devices.values()}
 
     def count_models(self, chosen: Filter) -> int:
-        """Count the models on devices that match the filter."""
         with self._lock:
             fitting = (device for device in self.devices.values() if _device_fits(device, chosen))
             return sum(line_fits(model, line, chosen) for device in fitting for model, line in device.models.items())

@@ -248,7 +248,6 @@ def _drop_interval(metric: Metric, drop: float, answers: Outputs) -> tuple[float
 
 
 def _other_metrics(metric: Metric, reference: Reference, answers: Outputs) -> tuple[OtherMetric, ...]:
-    """Return the metrics for readers of the receipt."""
     others = metric.others(answers)
     if metric.name != Cosine.name:
         others.append(OtherMetric(Cosine.name, None, Cosine(reference).score(answers, reference.all_rows)))

@@ -74,7 +74,6 @@ def sigmoid(logits: Array) -> Array:
 
 
 def _layouts(shape: tuple[int, ...]) -> list[Grid]:
-    """Return the layouts that a grid of this shape may have."""
     if len(shape) == 4:
         found = [Grid(axis, objectness) for axis in (1, 3) for objectness in (0, 4)]
         found += [Grid(axis, 4, anchors) for axis in (1, 3) for anchors in CELL_ANCHORS]

@@ -98,7 +98,6 @@ class Artifact:
         return self.int8_share is not None and self.int8_share < SHARE_MIN
 
     def size_bytes(self) -> int:
-        """Return the size of all files of the artifact."""
         return sum(path.stat().st_size for path in (self.path, *self.companions))
 
     def as_json(self) -> dict[str, Any]:
@@ -175,7 +174,6 @@ def artifact_of(
     tools: dict[str, str],
     companions: tuple[Path, ...] = (),
 ) -> Artifact:
-    """Return the artifact of `spec` in the files `path` and `companions`, which `builder` has written."""
     return Artifact(
         builder.engine,
         spec.precision,

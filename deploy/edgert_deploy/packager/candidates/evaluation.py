@@ -63,7 +63,6 @@ class Evaluation:
         return artifact_outputs(artifact, self.source, self.golden_set)
 
     def app_answers(self, answers: Outputs) -> Outputs:
-        """Return the answers of the outputs that apps get."""
         return [array for spec, array in zip(self.source.outputs, answers, strict=True) if spec in self.reference.specs]
 
 

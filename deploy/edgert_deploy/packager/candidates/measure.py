@@ -128,7 +128,6 @@ def _measured_alone(
 def _results(
     daemon: RemoteDaemon, evaluation: Evaluation, candidates: Sequence[Candidate], progress: Progress
 ) -> Sequence[BenchResult]:
-    """Return the result of `edgertd bench` for each candidate."""
     with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder:
         _write_candidates(Path(folder), evaluation, candidates)
         return bench_folder(daemon, Path(folder), SECONDS, progress).results

@@ -131,7 +131,6 @@ class _LayerSearch:
         self._progress = SearchProgress(builder.progress, self._name)
 
     def measured(self, layers: Sequence[Layer]) -> tuple[Harm, ...]:
-        """Measure the harm of each layer."""
         recipe = _recipe(self._builder, self._spec)
         saved = _SavedHarms(self._builder, self._spec, recipe)
         missing = [layer for layer in layers if layer.name not in saved.harms]

@@ -85,7 +85,6 @@ def external_files(name: str, data: bytes) -> list[str]:
 
 
 def limits_for(size_bytes: int) -> Limits:
-    """Return the limits for a model file of `size_bytes`."""
     return Limits(MEMORY_BYTES_MIN + MEMORY_PER_BYTE * size_bytes, TIME_S_MIN + size_bytes // BYTES_PER_S)
 
 

@@ -172,7 +172,6 @@ def _shape(name: str, dims: Any) -> tuple[int, ...]:
 
 
 def _joined(parts: Iterable[str]) -> str:
-    """Return the parts as `a, b and c`."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -77,7 +77,6 @@ class Lowering:
         return shape
 
     def result_shape(self, node: Node, layout: Layout = Layout.NATIVE) -> BatchShape:
-        """Return the shape of the first output of `node` in `layout`."""
         return self.laid_out(self.shape(node.outputs[0]), layout)
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -147,7 +146,6 @@ class Lowering:
         return self.constant_of(node, name, in_layout(array, rank or array.ndim, layout))
 
     def constant_of(self, node: Node, name: str, array: NDArray[Any]) -> Value:
-        """Return `array` as an operand of `node`."""
         return Value(self, _result_name(node), self.constant(array, name), BatchShape.fixed(*array.shape), array.dtype)
 
     def read_as_made(self, node: Node) -> tuple[Value, Layout]:

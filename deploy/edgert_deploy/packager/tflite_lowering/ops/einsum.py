@@ -93,7 +93,6 @@ class Term:
         return self.reshaped(tuple(self.labels[axis] for axis in kept), self.shape.permuted(kept))
 
     def summed(self, labels: Iterable[str]) -> Term:
-        """Return the sum over `labels`."""
         axes, value = sorted(self.labels.index(label) for label in labels), self.value
         if not axes:
             return self

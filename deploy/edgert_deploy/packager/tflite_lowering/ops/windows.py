@@ -95,7 +95,6 @@ class Window:
 
 
 def window_of(lowering: Lowering, node: Node, kernel: list[int]) -> Window:
-    """Return the window of a Conv or a pooling node."""
     shape = lowering.shape(node.inputs[0])
     if shape.rank not in SPATIAL_RANKS:
         raise Unsupported(

@@ -141,7 +141,6 @@ def known_reason(error: Exception) -> str:
 
 
 def short(error: Exception) -> str:
-    """Return the error on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
 
 
