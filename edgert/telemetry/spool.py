@@ -299,8 +299,7 @@ def _prepare(database: sqlite3.Connection, after_loss: bool) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version not in (0, SCHEMA_VERSION):
         raise sqlite3.DatabaseError(f"schema version {version}; this program knows {SCHEMA_VERSION}")
-    # An older program could end after it set the version, but before it wrote the row of `usage`.
-    if version == 0 or not database.execute("SELECT count(*) FROM usage").fetchone()[0]:
+    if version == 0:
         _create_tables(database, after_loss)
 
 

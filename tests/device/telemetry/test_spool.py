@@ -231,18 +231,6 @@ def test_a_spool_whose_creation_is_cut_off_at_any_statement_is_empty_or_complete
         assert add(Spool(each)) >= spool_module.FIRST_SEQ_MIN
 
 
-def test_a_spool_that_an_older_program_left_without_its_usage_is_repaired(path: Path) -> None:
-    Spool(path).close()
-    with sqlite3.connect(path) as database:
-        database.execute("DELETE FROM usage")
-        database.execute("DELETE FROM sqlite_sequence")
-    spool = Spool(path)
-    assert spool.stats().rows == 0
-    first = add(spool)
-    assert add(spool) == first + 1
-    assert spool.stats().rows == 2
-
-
 def test_a_spool_that_cannot_be_opened_says_so_at_each_use_until_it_works(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "telemetry.db"
     spool = Spool(path)
