@@ -113,9 +113,7 @@ class Admission:
         with self._lock:
             while self._body_bytes + size_bytes > self._limits.bodies_bytes_max:
                 if not self._evict(place, only_with_bytes=True):
-                    raise busy(
-                        f"the bodies in progress ({self._body_bytes} bytes) fill the memory for bodies: try again later"
-                    )
+                    raise busy(f"the bodies in progress ({self._body_bytes} bytes) fill the memory for bodies")
             self._body_bytes += size_bytes
             place.body_bytes += size_bytes
 

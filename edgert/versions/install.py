@@ -116,7 +116,7 @@ def held_files(state: StateDir, model: str) -> dict[str, Path]:
             continue
         folder = store.slot_folder(slot)
         try:
-            manifest = _manifest_in(folder)
+            manifest = Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
         except (OSError, BundleError):  # the version's files cannot be used
             continue
         for entry in manifest.files:
@@ -151,11 +151,6 @@ def _check_release(manifest: Manifest, digest: str, slots: Slots) -> None:
                 f"release {manifest.release} of {manifest.model} is installed with other content: "
                 f"build with --release {max(slots.ratchet, manifest.release) + 1}"
             )
-
-
-def _manifest_in(folder: Path) -> Manifest:
-    """Return the manifest of an installed version. Raises BundleError and OSError."""
-    return Manifest.from_bytes(parse_envelope((folder / ENVELOPE_NAME).read_bytes()).payload)
 
 
 def _remove_unused(state: StateDir, manifest: Manifest, digest: str) -> None:

@@ -111,7 +111,7 @@ def bootstrap(
         lines = [f"{name}: {step}" for name, planned in plans.good for step in planned["steps"] or ["nothing to do"]]
         plans.show("\n".join(lines), as_json, dry_run=True)
         return
-    results = run_on_each(devices, do, one_first=runtime.changes_runtime)
+    results = run_on_each(devices, do, one_first=runtime.upgrade or runtime.previous_runtime)
     pythons = {device.name: device.python for device in devices}
     lines = [_line(result, pythons[name]) for name, result in results.good]
     results.show("\n".join(lines), as_json)

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from edgert.bundle.channel import ChannelDevice, Entry, Statement
-from edgert.versions.slots import BY_COMMAND, SlotState
+from edgert.versions.slots import BY_COMMAND, ON_TRIAL
 
 STALE_MS = 15 * 60_000  # a device is stale if its last report is older than this
 EVENTS_MS = 90 * 86_400_000  # older events are ignored
@@ -141,10 +141,6 @@ def _newest_failures(events: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...
     return {tuple(event.get(key) for key in keys): str(event.get("reason", "")) for event in reversed(events)}
 
 
-def _on_trial(device: Mapping[str, Any], model: str) -> bool:
-    return device["deploy"].get(f"{model}_state") in (SlotState.TRIAL.value, SlotState.FIRST_TRIAL.value)
-
-
 def _device_release(
     device: Mapping[str, Any], model: str, version: str, failed: str | None, now_ms: int
 ) -> DeviceRelease:
@@ -152,9 +148,9 @@ def _device_release(
 
     `failed` is the reason why the device rolled the version back; None if the device did not roll it back.
     """
-    site, name = device["site"], device["device"]
-    live = device["deploy"].get(f"{model}{_ACTIVE}") == version
-    if live and not _on_trial(device, model):
+    site, name, deploy = device["site"], device["device"], device["deploy"]
+    live = deploy.get(f"{model}{_ACTIVE}") == version
+    if live and deploy.get(f"{model}_state") not in ON_TRIAL:
         return DeviceRelease(site, name, ReleaseState.KEPT)
     if not live and failed is not None:
         state = ReleaseState.BY_COMMAND if failed == BY_COMMAND else ReleaseState.ROLLED_BACK

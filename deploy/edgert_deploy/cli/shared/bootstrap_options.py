@@ -51,10 +51,6 @@ class RuntimeOptions:
         if self.previous_runtime and self.upgrade:
             raise click.UsageError("--upgrade and --previous-runtime exclude each other: choose one")
 
-    @property
-    def changes_runtime(self) -> bool:
-        return self.upgrade or self.previous_runtime
-
 
 @dataclass(frozen=True)
 class DaemonOptions:

@@ -108,10 +108,6 @@ def _hard_sigmoid(x: Value, node: Node) -> Value:
     return hard_sigmoid(x, *(float(node.attributes.get(k, d)) for k, d in (("alpha", 0.2), ("beta", 0.5))))
 
 
-def softsign(x: Value) -> Value:
-    return x / (x.op("ABS") + 1)
-
-
 def thresholded_relu(x: Value, node: Node) -> Value:
     alpha = float(node.attributes.get("alpha", 1.0))
     above = x.op("GREATER", alpha, dtype=BOOL)
@@ -156,7 +152,7 @@ OPS = {
     "Sigmoid": Op(unary("LOGISTIC"), sign="non_negative"),
     "Softmax": Op(softmax, sign="non_negative"),
     "Softplus": Op(of_one(lambda x, node: softplus(x)), sign="non_negative"),
-    "Softsign": Op(of_one(lambda x, node: softsign(x)), stays_float=True),
+    "Softsign": Op(of_one(lambda x, node: x / (x.op("ABS") + 1)), stays_float=True),
     "Tanh": Op(unary("TANH")),
     "ThresholdedRelu": Op(of_one(thresholded_relu)),
 }

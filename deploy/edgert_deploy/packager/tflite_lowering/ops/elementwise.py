@@ -44,10 +44,6 @@ def sign(x: Value, node: Node) -> Value:
     return above - below
 
 
-def reciprocal(x: Value, node: Node) -> Value:
-    return x.constant(1) / x
-
-
 def erf(x: Value, node: Node) -> Value:
     """Compute Erf by ERF_POLYNOMIAL, because TFLite lacks Erf. (fusion.py replaces the Erf of a GELU.)"""
     x = x.op("MAXIMUM", -ERF_LIMIT).op("MINIMUM", ERF_LIMIT)
@@ -97,7 +93,7 @@ OPS = {
     "Log": Op(unary("LOG"), stays_float=True),
     "Neg": Op(of_one(negative), widens=NARROW),
     "Not": Op(unary("LOGICAL_NOT")),
-    "Reciprocal": Op(of_one(reciprocal), stays_float=True),
+    "Reciprocal": Op(of_one(lambda x, node: x.constant(1) / x), stays_float=True),
     "Round": Op(unary("ROUND"), stays_float=True),
     RSQRT: Op(unary("RSQRT")),
     "Sign": Op(of_one(sign), widens=NARROW, stays_float=True),

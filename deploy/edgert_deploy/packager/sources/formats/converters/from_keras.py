@@ -67,7 +67,8 @@ def main() -> int:
         shapes = {name: given.get(name, spec.shape) if spec.shape.rank != 0 else spec.shape for name, spec in inputs}
         signature = [tensorflow.TensorSpec(shapes[name], spec.dtype, name=name) for name, spec in inputs]
         proto = _converted(tensorflow, tf2onnx, function, signature)
-        if has_loop(proto.graph) and load is _of_keras and _unroll(kept, signature):
+        has_loop = any(node.op_type == "Loop" for node in proto.graph.node)
+        if has_loop and load is _of_keras and _unroll(kept, signature):
             function, outputs = _function_of(tensorflow, kept)
             proto = _converted(tensorflow, tf2onnx, function, signature)
         _name_outputs(proto.graph, distinct(outputs))
@@ -94,10 +95,6 @@ def _converted(tensorflow: Any, tf2onnx: Any, function: Any, signature: list[Any
     values = [(outer, inner) for outer, inner in graph.captures if outer.dtype != tensorflow.resource]
     keep_constants(proto.graph, {inner.name: outer for outer, inner in values})
     return proto
-
-
-def has_loop(graph: Any) -> bool:
-    return any(node.op_type == "Loop" for node in graph.node)
 
 
 def _unroll(model: Any, signature: list[Any]) -> bool:
