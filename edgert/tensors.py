@@ -90,13 +90,6 @@ class TensorSpec:
     def from_json(cls, value: dict[str, Any]) -> TensorSpec:
         return cls(str(value["name"]), str(value["datatype"]), tuple(int(n) for n in value["shape"]))
 
-    @classmethod
-    def of(cls, name: str, array: NDArray[Any]) -> TensorSpec:
-        """Return the spec that describes exactly `array`."""
-        if array.dtype.name not in DATATYPES:
-            raise RequestError(f"tensor {name!r} has dtype {array.dtype}; send one of {', '.join(DATATYPES)}")
-        return cls(name, DATATYPES[array.dtype.name], array.shape)
-
 
 def batchable(specs: Sequence[TensorSpec]) -> bool:
     """Return whether items of different requests may be joined along axis 0."""

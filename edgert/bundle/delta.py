@@ -83,7 +83,6 @@ class Delta:
 
     manifest: Manifest
     envelope: Envelope
-    signed_by: PublicKey
     _file: BinaryIO
     _parts: Mapping[str, tuple[int, Part]]
     _held: Held
@@ -164,7 +163,7 @@ def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
     envelope_bytes, parts = _header(file)
     raw = file.read(envelope_bytes)
     envelope = parse_envelope(raw)
-    signed_by = envelope.verify(trusted)
+    envelope.verify(trusted)
     manifest = Manifest.from_bytes(envelope.payload)
     at, placed = file.tell(), dict[str, tuple[int, Part]]()
     for part in parts:
@@ -174,7 +173,7 @@ def _open(file: BinaryIO, trusted: tuple[PublicKey, ...], held: Held) -> Delta:
         raise BundleCorrupt("the delta's size differs from its parts: the copy is incomplete, send it again")
     if not set(placed) <= {entry.sha256 for entry in manifest.files}:
         raise BundleCorrupt("the delta contains a part that the bundle does not name: send it again")
-    return Delta(manifest, envelope, signed_by, file, placed, held)
+    return Delta(manifest, envelope, file, placed, held)
 
 
 def _header(file: BinaryIO) -> tuple[int, list[Part]]:

@@ -51,7 +51,6 @@ class Blob:
 @dataclass(frozen=True)
 class Fetched:
     digest: str
-    media_type: str
     data: bytes
 
 
@@ -95,13 +94,12 @@ class Registry:
                 return None
             self._expect(response, what, 200)
             data = self._read_all(response, what, MANIFEST_BYTES_MAX)
-            media_type = str(response.headers.get("Content-Type", ""))
         digest = digest_of(data)
         if DIGEST.fullmatch(reference) and digest != reference:
             raise RegistryCorrupt(
                 f"{self.repository} sent wrong bytes for {what} (digest {digest}): try again, or publish again"
             )
-        return None if digest == known else Fetched(digest, media_type.partition(";")[0].strip(), data)
+        return None if digest == known else Fetched(digest, data)
 
     def has(self, blob: Blob) -> bool:
         """Return whether the registry has the blob, by a fetch of its last byte.

@@ -26,13 +26,11 @@ def test_a_spec_that_no_tensor_can_have_is_refused(datatype: str, shape: tuple[i
         TensorSpec("x", datatype, shape)
 
 
-def test_a_spec_describes_an_array_and_is_read_back_from_json() -> None:
-    spec = TensorSpec.of("x", np.zeros((2, 0, 3), np.float16))
+def test_a_spec_is_read_back_from_json() -> None:
+    spec = TensorSpec("x", "FP16", (2, 0, 3))
     assert (spec.form, spec.item_shape, spec.dtype) == ("FP16 [2, 0, 3]", (0, 3), np.dtype("float16"))
     assert TensorSpec.from_json(spec.as_json()) == spec
     assert TensorSpec("x", "INT8", (-1, 3, -1)).form == "INT8 [N, 3, any]"
-    with pytest.raises(RequestError, match="dtype complex64; send one of"):
-        TensorSpec.of("x", np.zeros(1, np.complex64))
 
 
 @pytest.mark.parametrize(
