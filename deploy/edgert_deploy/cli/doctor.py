@@ -9,11 +9,10 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, selector_argument
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.parallel import UserStop, for_each
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.selector import ALL
@@ -54,7 +53,7 @@ def doctor(
     devices = [] if host_only else _devices(inventory, selector, findings)
     keys = signing_keys()
     if devices:
-        say("", f"checking {counted(len(devices), 'device')}")
+        progress(f"checking {counted(len(devices), 'device')}")
         for of_device in for_each(devices, lambda device: check_device(device, keys, profiles_dir), UserStop()):
             findings += of_device or []
     failed = [finding for finding in findings if finding.level == FAIL]

@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from edgert.bundle.signing import new_key, write_key_pair
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.errors import ConfigInvalid
 from edgert.printable import file_error
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FolderPath
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import key_paths, publish
@@ -90,17 +89,17 @@ def init(folder: Path, as_json: bool) -> None:
     text = f"{folder} is a project; made: {', '.join(written) or 'nothing, everything existed'}"
     emit({"project": str(folder), "made": written, "stayed": stayed, "key": str(shared)}, text, as_json)
     if above is not None:
-        say("", f"note: {folder} is inside the project {above}; its own {FILE_NAME} applies here")
+        progress(f"note: {folder} is inside the project {above}; its own {FILE_NAME} applies here")
     users = config_folder() / INVENTORY
     if INVENTORY in written and users.exists():
-        say("", f"note: your devices so far are in {users}: copy this file here, or pass --inventory")
+        progress(f"note: your devices so far are in {users}: copy this file here, or pass --inventory")
     if lacking := [line for line in IGNORED if line not in lines]:
-        say("", f"note: .gitignore existed; it lacks {', '.join(lacking)}")
+        progress(f"note: .gitignore existed; it lacks {', '.join(lacking)}")
     if private.exists():
-        say("", f"signing key: {private} (back it up: devices trust only bundles that this key signs)")
+        progress(f"signing key: {private} (back it up: devices trust only bundles that this key signs)")
     else:
-        say("", f"signing key: {shared} is public; the private half of it is not on this host")
-    say("", "next: edgert device add NAME USER@HOST, then edgert doctor")
+        progress(f"signing key: {shared} is public; the private half of it is not on this host")
+    progress("next: edgert device add NAME USER@HOST, then edgert doctor")
 
 
 def _write_new(path: Path, text: str) -> bool:

@@ -8,11 +8,11 @@ import click
 
 from edgert.bundle.signing import new_key, read_public_key, write_key_pair
 from edgert.cli.command import Group
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
-from edgert_deploy.cli.shared.output import columns, error_lines, say
+from edgert_deploy.cli.shared.output import columns, error_lines
 from edgert_deploy.cli.shared.types import FolderPath
 from edgert_deploy.common.keys import DEFAULT, PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
 from edgert_deploy.common.project import find_project
@@ -61,11 +61,10 @@ def new(name: str, folder: Path | None, as_json: bool) -> None:
     value = {"key_id": key_id, "private": str(private), "public": str(public), "shared": shared and str(shared)}
     emit(value, f"{key_id}  {shared or public}", as_json)
     if not as_json:
-        say("", f"private key: {private}. Back it up: without it you cannot sign for the devices that trust this key")
+        progress(f"private key: {private}. Back it up: without it you cannot sign for the devices that trust this key")
         if name != DEFAULT and folder is None:
-            say(
-                "",
-                f"next: run edgert bootstrap SELECTOR --key {name} so that devices trust the key; sign with edgert build --key {name}",
+            progress(
+                f"next: run edgert bootstrap SELECTOR --key {name} so that devices trust the key; sign with edgert build --key {name}"
             )
 
 
@@ -94,7 +93,7 @@ def list_(selector: str | None, inventory: Inventory, as_json: bool) -> None:
     if rows or as_json:
         emit({"keys": rows}, "\n".join(lines), as_json)
     else:
-        say("", "no keys yet; make one with: edgert keys new")
+        progress("no keys yet; make one with: edgert keys new")
 
 
 @keys.command()

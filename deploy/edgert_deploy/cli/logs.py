@@ -6,9 +6,8 @@ from contextlib import closing
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert_deploy.cli.shared.options import device_argument, inventory_option
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.logs import LINES_MAX, LogRequest, following, parse_since, read_log
@@ -57,7 +56,7 @@ def logs(selector: str, follow: bool, lines: int, since: str, model: str, invent
     if log or as_json:
         emit({"device": device.name, "lines": log}, "\n".join(log), as_json)
     if not log:
-        say("", f"{device.name} has no such lines")
+        progress(f"{device.name} has no such lines")
 
 
 def _follow(device: Device, request: LogRequest, as_json: bool) -> None:
@@ -66,4 +65,4 @@ def _follow(device: Device, request: LogRequest, as_json: bool) -> None:
             for line in lines:
                 emit({"device": device.name, "line": line}, line, as_json)
     except KeyboardInterrupt:
-        say("", "")
+        progress("")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert_deploy.cli.shared.channel_options import (
     Chosen,
     Reach,
@@ -19,7 +18,6 @@ from edgert_deploy.cli.shared.channel_options import (
     reach_options,
     signing_options,
 )
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.cli.shared.upload_progress import upload_progress
 from edgert_deploy.common.quantities import size_text
@@ -57,8 +55,8 @@ def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing,
     trial = chosen.trial(offer.manifest.model)
     key = signing.key() if channel else None
     with reach.opened() as client:
-        with upload_progress(str(client.repository)) as progress:
-            release = put(client, bundle, progress, partial(say, ""))
+        with upload_progress(str(client.repository)) as on_bytes:
+            release = put(client, bundle, on_bytes, progress)
         sent = f"sent {size_text(release.sent_bytes)} of {size_text(release.size_bytes)}"
         text = f"{release.tag} in {client.repository}: {sent if release.sent_bytes else 'the registry had its files'}"
         value = {"ok": True, "release": release.as_json()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
 from edgert.names import RUNTIME
@@ -28,7 +28,6 @@ from edgert_deploy.cli.shared.channel_options import (
     signing_options,
 )
 from edgert_deploy.cli.shared.options import profiles_option
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.upload_progress import upload_progress
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.devices.profiles import load_profile
@@ -90,9 +89,9 @@ def publish_runtime(
     options = BootstrapOptions((), engines=engines, extras=extras)
     key = signing.key()
     with reach.opened() as client:
-        runtime, files = collect_runtime(release, profiles, pythons, options, lambda text: say("", text))
-        with upload_progress(str(client.repository)) as progress:
-            published = put(client, runtime, files, key, progress, lambda text: say("", text))
+        runtime, files = collect_runtime(release, profiles, pythons, options, progress)
+        with upload_progress(str(client.repository)) as on_bytes:
+            published = put(client, runtime, files, key, on_bytes, progress)
         text = (
             f"{published.tag} in {client.repository}: edgert {runtime.edgert}, sent {size_text(published.sent_bytes)}"
         )

@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 
 from edgert.cli.command import Group
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted, some_of
 from edgert_deploy.cli.deploy import refuse_aborted, request_for, run_rollout
 from edgert_deploy.cli.shared.options import verbose_option, yes_option
-from edgert_deploy.cli.shared.output import NAMES_MAX, columns, say
+from edgert_deploy.cli.shared.output import NAMES_MAX, columns
 from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
@@ -117,10 +117,9 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
             f"no device of rollout {rollout.id} is in {inventory} any more: start a new rollout with edgert deploy"
         )
     if missing := [name for name in rollout.devices if name not in by_name]:
-        say(
-            "",
+        progress(
             f"note: {inventory} no longer has {some_of(missing, NAMES_MAX)}, so the rollout continues without. If a device "
-            "was renamed, deploy to its new name",
+            "was renamed, deploy to its new name"
         )
     rollout = replace(rollout, devices=tuple(device.name for device in devices))
     run_rollout(store, rollout, request, devices, verbose, as_json)

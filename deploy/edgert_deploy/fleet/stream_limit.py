@@ -21,9 +21,7 @@ class StreamLimit:
         """Count `stream` once. Raises ProtocolError if the device has too many streams."""
         if now - self._since > WINDOW_S:
             self._streams, self._since = {}, now
-        streams = self._streams.get((site, device))
-        if streams is None:
-            streams = self._streams[site, device] = set()
+        streams = self._streams.setdefault((site, device), set())
         if stream in streams:
             return
         if len(streams) >= STREAMS_MAX:

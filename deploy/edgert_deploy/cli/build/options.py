@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import click
 
 from edgert.bundle.signing import SigningKey
+from edgert.cli.output import progress
 from edgert_deploy.cli.shared.option_groups import gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE_NAME, FilePath, NewBundlePath, Number, ProfileName
 from edgert_deploy.common.file_cache import default_cache
 from edgert_deploy.common.keys import signing_key
@@ -57,7 +56,7 @@ class BuildOptions(BuildSettings):
         python = self.convert_with or sys.executable
         buckets = read_buckets(self.buckets, self.pads)
         cache = None if self.no_cache else default_cache()
-        return Conversion(python, read_inputs(self.inputs), buckets, cache, partial(say, ""))
+        return Conversion(python, read_inputs(self.inputs), buckets, cache, progress)
 
     def check(self) -> None:
         """Refuse a build without samples or targets. The model file may name them, so click cannot refuse it."""

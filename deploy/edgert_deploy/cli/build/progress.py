@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from edgert.cli.output import progress
 from edgert.printable import printable
-from edgert_deploy.cli.shared.output import say
 
 STAGE = re.compile(r"([a-z0-9-]+): ((?:building|judging) .*)")
 STAGES_PER_ARTIFACT = 2
@@ -37,7 +37,7 @@ class BuildProgress:
 
     def __call__(self, line: str) -> None:
         if self._bars is None:
-            say("", line)
+            progress(line)
         else:
             self._bars.show(printable(line, newlines=False))
 

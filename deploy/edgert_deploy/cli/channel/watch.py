@@ -12,7 +12,7 @@ import click
 
 from edgert.bundle.channel import Statement
 from edgert.bundle.signing import SigningKey
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.cli.quantity import Duration
 from edgert.errors import ConfigInvalid, Interrupted, RolledBack
 from edgert.telemetry.messages import wall_ms
@@ -26,7 +26,7 @@ from edgert_deploy.cli.shared.channel_options import (
     signing_options,
 )
 from edgert_deploy.cli.shared.options import for_option, store_option
-from edgert_deploy.cli.shared.output import columns, errors_by_cause, say
+from edgert_deploy.cli.shared.output import columns, errors_by_cause
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.fleet.channels import EVENTS_MS, Progress, ReleaseState, progress_of
@@ -140,14 +140,14 @@ class _Watching:
     def _halt(self, model: str, number: int) -> None:
         self.channels.change(self.name, lambda entries: with_halt(entries, model, True), self.key, lasts_s=self.lasts_s)
         self.halted.append(model)
-        say("", f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back")
+        progress(f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back")
 
     def _print_changes(self, releases: Sequence[Progress]) -> None:
         """Print a line for each release whose progress changed."""
         lines = [_line(release) for release in releases if not release.entry.halted]
         for line in lines:
             if line not in self.lines:
-                say("", line)
+                progress(line)
         self.lines = lines
 
 

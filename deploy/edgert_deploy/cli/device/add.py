@@ -10,13 +10,12 @@ from typing import Any
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.errors import ConfigInvalid
 from edgert.state_dir import SOCKET_PATH_BYTES_MAX, StateDir
 from edgert_deploy.cli.device.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, given_option, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, same_machine_option
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, FolderPath, ProfileName
 from edgert_deploy.devices.facts import describe, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device, Inventory
@@ -138,7 +137,7 @@ def add(
     inventory.add(completed)
     text = f"added {name} to {inventory.path} with profile {completed.profile} ({facts_line})"
     emit({"device": completed.as_json(), "inventory": str(inventory.path)}, text, as_json)
-    say("", f"next: edgert bootstrap {name}")
+    progress(f"next: edgert bootstrap {name}")
 
 
 def _local(name: str, folder: Path) -> Device:
@@ -164,7 +163,7 @@ def _completed(
     else:
         profile = load_profile(profile_name, profiles_dir)
         for reason in misfits(profile, facts).values():
-            say("", f"warning: profile {profile.name} {reason}; the device is {describe(facts)}")
+            progress(f"warning: profile {profile.name} {reason}; the device is {describe(facts)}")
     home = "" if local else home or facts.default_home
     completed = replace(draft, profile=profile.name, state=draft.state or facts.default_state, home=home)
     return completed, describe(facts)

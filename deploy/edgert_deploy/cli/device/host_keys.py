@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from edgert.cli.output import progress
 from edgert.errors import ConfigInvalid
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
 
 DEVICE_KEY = "--fingerprint"
@@ -39,12 +39,11 @@ def agreed_host_key(address: str, wanted: str | None, option: str, behind: Devic
     parsed = SshAddress.parse(address)
     key = scan_host_key(parsed, wanted, jump=Jump.of(behind) if behind is not None else None)
     shown = f"{parsed.host} shows host key {fingerprint(key)} ({key.split()[0]})"
-    say("", shown)
+    progress(shown)
     if wanted is not None:
         return key
-    say(
-        "",
-        "compare this key with the key on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+    progress(
+        "compare this key with the key on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
     )
     if not sys.stdin.isatty():
         raise ConfigInvalid(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
-from edgert_deploy.cli.shared.output import columns, say
+from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.devices.inventory import Inventory, fingerprint
 from edgert_deploy.devices.selector import ALL
 
@@ -35,4 +35,4 @@ def list_(selector: str, inventory: Inventory, as_json: bool) -> None:
     text = columns(rows) if devices else f"{inventory.path} has no devices: edgert device add"
     emit({"devices": [d.as_json() for d in devices], "inventory": str(inventory.path)}, text, as_json)
     if devices:
-        say("", "next: edgert status shows their live models; edgert bootstrap NAME sets up a device")
+        progress("next: edgert status shows their live models; edgert bootstrap NAME sets up a device")

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import click
 
-from edgert.cli.output import json_option
+from edgert.cli.output import json_option, progress
 from edgert.errors import ConfigInvalid
 from edgert.printable import counted
 from edgert_deploy.cli.device.host_keys import identity_path, pinned
 from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, Selector
 from edgert_deploy.devices.facts import LOCAL_PROFILE, MachineFacts, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device, Inventory
@@ -97,7 +96,7 @@ def probe_(
         after = inventory.change(list(changed), lambda device: replace(device, profile=changed[device.name]))
         saved = [device.name for device in after]
     elif changed and not is_address:
-        say("", f"next: edgert device probe {','.join(changed)} --save records these profiles")
+        progress(f"next: edgert device probe {','.join(changed)} --save records these profiles")
     unfit = any(found.profile is None for _, found in results.good)
     text = "\n".join(_text(name, found) for name, found in results.good)
     results.show(text, as_json, code=ConfigInvalid.exit_code if unfit else 0, saved=saved)

@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert_deploy.cli.device.host_keys import DEVICE_KEY, JUMP_KEY, agreed_host_key, identity_path
 from edgert_deploy.cli.shared.option_groups import SectionedCommand, gathered, section
 from edgert_deploy.cli.shared.options import inventory_option, profiles_option, selector_argument
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE, ProfileName
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
@@ -191,14 +190,14 @@ def _print_next_steps(before: Mapping[str, Device], changed: Sequence[Device]) -
     moved = [new.name for new in changed if new.site != before[new.name].site]
     due = [new.name for new in changed if new.name in moved or new.profile != before[new.name].profile]
     if due:
-        say("", f"next: edgert bootstrap {','.join(due)} configures the devices")
+        progress(f"next: edgert bootstrap {','.join(due)} configures the devices")
     if tagged := [new.name for new in changed if new.tags != before[new.name].tags and new.name not in due]:
-        say("", f"next: edgert bootstrap {','.join(tagged)}, if these devices follow a channel, which selects by tags")
+        progress(f"next: edgert bootstrap {','.join(tagged)}, if these devices follow a channel, which selects by tags")
     for name in moved:
         site = before[name].site
         # Without the empty --store, the command would also remove the former site's history from a project's store.
         forget = f"edgert fleet forget {name} --site {site} --store ''"
-        say("", f"then: {forget} clears the messages that the broker retains for its former site")
+        progress(f"then: {forget} clears the messages that the broker retains for its former site")
 
 
 def _key(tag: str) -> str:

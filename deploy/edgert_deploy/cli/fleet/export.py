@@ -10,12 +10,12 @@ from urllib.parse import unquote
 
 import click
 
+from edgert.cli.output import progress
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option, listen_option_of
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.fleet.export import otlp
 from edgert_deploy.fleet.export.exporter import BY_DEFAULT, Exporter
@@ -173,4 +173,4 @@ def otlp_headers(text: str) -> dict[str, str]:
 
 
 def _print_status(line: str) -> None:
-    say("", f"export: {line}")
+    progress(f"export: {line}")

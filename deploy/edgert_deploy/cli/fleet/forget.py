@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.errors import ConfigInvalid, DeviceError
 from edgert.names import checked_id
 from edgert.printable import counted
@@ -21,7 +20,6 @@ from edgert.telemetry.retained import retain
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import store_option_of
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.fleet.store.database import NoReports
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
@@ -66,7 +64,7 @@ def forget(
         try:
             stored = _stored_sites(store_url, device)
         except NoReports as error:  # no row to remove; a team's rollouts may be in this store
-            say("", error.message)
+            progress(error.message)
             store_url = None
     retained = _retained(settings, site, device)
     sites = _sites(retained, site) or stored  # after an uninstall, only the store knows the site
@@ -131,5 +129,5 @@ def _stored_sites(store_url: str, device: str) -> list[str]:
 def _rows_removed(store_url: str, sites: list[str], device: str) -> int:
     if not sites:
         raise ConfigInvalid(f"neither the broker nor the store has a {device}: check the name, or add --site")
-    with closing(Store(store_url, partial(say, ""))) as store:
+    with closing(Store(store_url, progress)) as store:
         return store.forget(sites[0], device)

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.cli.quantity import Duration
 from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
 from edgert.printable import some_of
 from edgert.telemetry.messages import wall_ms
 from edgert_deploy.cli.shared.options import store_option
-from edgert_deploy.cli.shared.output import columns, say
+from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.types import ModelName, ProfileName
 from edgert_deploy.fleet.reports import DIMENSIONS
 from edgert_deploy.fleet.store.query import FleetQuery, Question
@@ -133,9 +133,9 @@ def query(
         table = csv_text(rows).rstrip("\n") if as_csv else columns(shown) if rows else ""
         emit(answer, table, as_json)
     else:
-        say("", _nothing(answer, question))
+        progress(_nothing(answer, question))
     for line in _warnings(answer, now_ms):
-        say("", line)
+        progress(line)
 
 
 def _nothing(answer: Mapping[str, Any], question: Question) -> str:

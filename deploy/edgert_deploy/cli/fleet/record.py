@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from edgert.cli.output import progress
 from edgert.cli.quantity import Duration
 from edgert.durations import duration_text
 from edgert.printable import counted
@@ -15,7 +16,6 @@ from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options, named_session, session_option
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option, store_option
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.types import Size
 from edgert_deploy.fleet.store.batch import KEEP_WINDOWS_H
@@ -119,4 +119,4 @@ def _summary(recorder: Recorder) -> str:
 
 
 def _print_status(line: str) -> None:
-    say("", f"record: {line}")
+    progress(f"record: {line}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import endpoint
 from edgert.telemetry.messages import wall_ms
@@ -21,7 +21,6 @@ from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option, listen_option_of, store_option_of
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.stopping import stopping
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import FILE_NAME, Size
@@ -219,4 +218,4 @@ def address_of(access: Access, host: str, port: int) -> str:
 
 
 def _print_status(line: str) -> None:
-    say("", f"ui: {line}")
+    progress(f"ui: {line}")

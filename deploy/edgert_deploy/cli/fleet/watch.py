@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edgert.cli.output import emit, json_option
+from edgert.cli.output import emit, json_option, progress
 from edgert.cli.quantity import Duration
 from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
@@ -24,7 +24,7 @@ from edgert.telemetry.mqtt import MqttSettings
 from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option
-from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
+from edgert_deploy.cli.shared.output import CELL_CHARS_MAX
 from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.fleet.live_percentiles import LivePercentiles, Row
 from edgert_deploy.fleet.subscriber import FleetSubscriber
@@ -129,7 +129,7 @@ def watch(
     """
     view = View(model, device, states_of(states), alarms_only, sort, lines)
     state = LivePercentiles()
-    subscriber = FleetSubscriber(settings, [state], site, log=lambda line: say("", f"watch: {line}"))
+    subscriber = FleetSubscriber(settings, [state], site, log=lambda line: progress(f"watch: {line}"))
     subscriber.open()
     try:
         if once:

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from edgert.cli.output import progress
 from edgert.config import BrokerLogin
 from edgert.names import checked_id
 from edgert.telemetry.mqtt import PROTOCOLS, MqttSettings
 from edgert_deploy.cli.shared.option_groups import each_of, section
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli.shared.types import FILE_NAME
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 
@@ -125,10 +125,9 @@ def of_this_broker(options: dict[str, Any], without: Mapping[str, Any], tls: Seq
     left_out = [name for name in without if context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP]
     if left_out:
         words = ", ".join(param.opts[0] for param in context.command.params if param.name in left_out)
-        say(
-            "",
+        progress(
             f"note: {broker} is not the project's broker ({of_project}), so the settings of edgert.toml for {of_project} are "
-            f"not used; give {words} if {broker} needs them",
+            f"not used; give {words} if {broker} needs them"
         )
     return {**options, **{name: without[name] for name in left_out}}
 

@@ -13,6 +13,7 @@ import click
 
 from edgert.bundle.channel import Entry, Statement
 from edgert.bundle.signing import SigningKey, read_public_key
+from edgert.cli.output import progress
 from edgert.cli.quantity import Duration
 from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid
@@ -22,7 +23,7 @@ from edgert.typed_json import to_json
 from edgert.versions.trial_limits import parse_limits
 from edgert_deploy.cli.shared.option_groups import gathered, given_option
 from edgert_deploy.cli.shared.options import limit_option
-from edgert_deploy.cli.shared.output import columns, say
+from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.types import FILE, FILE_NAME, ChannelName, DeviceShare, ProfileName
 from edgert_deploy.common.folders import config_folder
 from edgert_deploy.common.keys import public_keys, signing_key
@@ -216,7 +217,7 @@ def warn_of_lower_scores(channels: Channels, channel: str, entry: Entry) -> None
     """Warn if the release scored less at its build than the release that the channel offers now."""
     if entry.model != RUNTIME:
         for text in channels.lower_scores(channel, entry):
-            say("", f"warning: {text}; edgert bundle diff shows the differences")
+            progress(f"warning: {text}; edgert bundle diff shows the differences")
 
 
 def statement_table(statement: Statement) -> str:

@@ -5,13 +5,11 @@ Results go to stdout, as in `edgertd` (edgert/cli/output.py).
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 from collections.abc import Sequence
 
-import click
-
+from edgert.cli.output import progress
 from edgert.printable import counted, printable, some_of
 
 CELL_CHARS_MAX = 300
@@ -22,12 +20,9 @@ _LINE = threading.Lock()
 
 
 def say(device: str, line: str) -> None:
-    """Print a progress line on stderr, from any thread. `device` "" means all devices.
-
-    If stderr cannot be written (a full disk, `2>&1 | head`), the line is lost and the command continues.
-    """
-    with _LINE, contextlib.suppress(OSError):
-        click.echo(printable(f"[{device}] {line}" if device else line), err=True)
+    """Print a line of progress about one device, from any thread. `device` "" means all devices."""
+    with _LINE:
+        progress(f"[{device}] {line}" if device else line)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

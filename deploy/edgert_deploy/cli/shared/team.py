@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edgert.cli.output import progress
 from edgert.errors import EdgeRTError
-from edgert_deploy.cli.shared.output import say
 from edgert_deploy.common.project import find_project
 from edgert_deploy.rollout.rollout_store import RolloutStore
 
@@ -31,4 +31,4 @@ def open_rollouts(*, changes: bool = False) -> RolloutStore:
 
 
 def _note(line: str) -> None:
-    say("", f"note: {line}")
+    progress(f"note: {line}")

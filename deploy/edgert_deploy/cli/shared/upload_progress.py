@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from edgert_deploy.cli.shared.output import say
+from edgert.cli.output import progress
 from edgert_deploy.common.quantities import size_text
 
 SMALL_BYTES_MAX = 10_000_000
@@ -26,7 +26,7 @@ def upload_progress(where: str) -> Iterator[Callable[[int, int], None]]:
         nonlocal tenths
         if (now := 10 * sent // max(total, 1)) > tenths and (total > SMALL_BYTES_MAX or sent >= total):
             tenths = now
-            say("", f"sending to {where}: {10 * tenths} % of {size_text(total)}")
+            progress(f"sending to {where}: {10 * tenths} % of {size_text(total)}")
 
     if not console.is_terminal:
         yield lines
