@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -43,9 +44,9 @@ class BaseClient:
         self._share = transport == "auto"
         self._closed = False
 
-    def __reduce__(self) -> tuple[Callable[..., BaseClient], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[[], BaseClient], tuple[()]]:
         """Pickle only the settings. A copy of the client opens its own connections, in any process."""
-        return _with_settings, (type(self), self._settings())
+        return partial(type(self), **self._settings()), ()
 
     def _settings(self) -> dict[str, Any]:
         return {"path": self.path, "timeout_s": self.timeout_s, "transport": self.transport}
@@ -60,10 +61,6 @@ class BaseClient:
     def _check_open(self) -> None:
         if self._closed:
             raise RequestError("this client is closed; create a new one")
-
-
-def _with_settings(kind: Callable[..., BaseClient], settings: dict[str, Any]) -> BaseClient:
-    return kind(**settings)
 
 
 def check_timeout(timeout_s: float) -> None:
