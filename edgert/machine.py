@@ -46,10 +46,7 @@ def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def in_home(path: str, advice: str) -> Path:
-    """Return the full path of `path`, which starts with ~/.
-
-    Raises ConfigInvalid if this user has no home folder.
-    """
+    """Return the full path of `path`, which starts with ~/. Raises ConfigInvalid without a home folder."""
     expanded = Path(os.path.expanduser(path))
     if expanded.is_absolute():
         return expanded

@@ -134,10 +134,7 @@ class Statement(Closed):
 
 
 def sign_statement(statement: Statement, key: SigningKey) -> bytes:
-    """Return the envelope of `statement`.
-
-    Raises ChannelInvalid for a statement that is too large or revokes its own key.
-    """
+    """Return the envelope of `statement`. Raises ChannelInvalid if it is too large or revokes its own key."""
     if key.public.key_id in statement.revoked:
         raise ChannelInvalid(f"key {key.public.key_id} cannot revoke itself: sign with another trusted key")
     envelope = sign(statement.to_bytes(), key, CHANNEL_PAYLOAD_TYPE)

@@ -72,10 +72,7 @@ def bench_live(
 def _answer_times(
     version: InstalledVersion, state: StateDir, config: DeviceConfig, clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """Return the times of all answers and the total time, in seconds.
-
-    Each client gets at least one answer.
-    """
+    """Return the times of all answers, and the total, in seconds. Each client gets at least one answer."""
     times_s: list[float] = []
     failures: list[Exception] = []
     ready = threading.Barrier(clients + 1)

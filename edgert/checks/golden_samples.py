@@ -110,10 +110,7 @@ def _golden_outputs(version: InstalledVersion, artifact: ArtifactEntry) -> Itera
 
 
 def _count(arrays: Arrays) -> int:
-    """Return the number of golden samples.
-
-    Raises BundleCorrupt for 0, because no samples would pass every check.
-    """
+    """Return the number of golden samples. Raises BundleCorrupt for 0, which would pass every check."""
     shapes = {array.shape[:1] for array in arrays}
     if len(shapes) != 1 or shapes <= {(), (0,)}:
         raise BundleCorrupt("the bundle has no golden samples, or files of different lengths: build it again")
@@ -126,10 +123,7 @@ def _rows(arrays: Arrays) -> Iterator[Arrays]:
 
 
 def _lengths(padder: Padder | None, count: int) -> tuple[int, ...]:
-    """Return the lengths of `count` golden samples; a 0 for each if all have the same length.
-
-    Raises BundleCorrupt.
-    """
+    """Return the lengths of `count` golden samples; zeros if all have one length. Raises BundleCorrupt."""
     lengths = (0,) * count if padder is None else padder.buckets.golden_lengths
     if len(lengths) != count:
         raise BundleCorrupt(

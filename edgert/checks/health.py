@@ -16,10 +16,7 @@ from edgert.versions.slot_store import SlotStore
 
 
 def check_served(model: str, store: SlotStore, state: StateDir, config: DeviceConfig) -> dict[str, Any]:
-    """Send each golden sample to the daemon and check its answer.
-
-    Raises HealthCheckFailed and the errors of the daemon.
-    """
+    """Check the daemon's answers to the golden samples. Raises HealthCheckFailed and the daemon's errors."""
     version = load_live(store, config)
     release = version.manifest.release
     times_ms: list[float] = []

@@ -116,10 +116,7 @@ class AsyncClient(BaseClient):
             pool.release()
 
     async def labels(self, model: str) -> list[str]:
-        """Return the names of the model's classes by index; empty if its bundle has none.
-
-        Call this once and keep the result.
-        """
+        """Return the model's class names by index; empty if it has none. Call this once and keep the result."""
         return [str(label) for label in (await self.metadata(model)).get("labels", ())]
 
     async def close(self) -> None:

@@ -171,10 +171,7 @@ class Client(BaseClient):
         return dict(connection.conversation.welcome)
 
     def labels(self, model: str) -> list[str]:
-        """Return the names of the model's classes by index; empty if its bundle has none.
-
-        Call this once and keep the result.
-        """
+        """Return the model's class names by index; empty if it has none. Call this once and keep the result."""
         return [str(label) for label in self.metadata(model).get("labels", ())]
 
     def close(self) -> None:

@@ -59,10 +59,7 @@ class DeviceReporter:
         )
 
     def slots(self, models: Iterable[tuple[SlotStore, tuple[str, ...]]], own_alarms: tuple[str, ...]) -> None:
-        """Report the slots and alarms of each model, and the device's own alarms.
-
-        The broker retains the message.
-        """
+        """Report each model's slots and alarms, and the device's own alarms. The broker retains the message."""
         from edgert.telemetry.messages import Topics, envelope, release_id, wall_ms
 
         fields: dict[str, object] = {**envelope(ts_ms=wall_ms(), boot=self._boot)}

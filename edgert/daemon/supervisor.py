@@ -362,10 +362,7 @@ class Supervisor:
             self._side_processes.append(self._follower)
 
     def _new_follower(self, interval_s: float) -> SideProcess:
-        """Return the follower's process.
-
-        Its rounds start at random times, because many devices may start at once.
-        """
+        """Return the follower's process, whose rounds start at random times: many devices may start at once."""
         command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(self._state.root), "follow"]
         follower = SideProcess(
             "channel: the follower",

@@ -207,10 +207,7 @@ def _plan(tensorrt: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOpt
 
 
 def _engine(tensorrt: Any, runtime: Any, cuda: Cuda, artifact: LocalArtifact, options: EngineOptions) -> Any:
-    """Return the plan's engine; None if TensorRT cannot load the plan.
-
-    A plan that does not load is built again, once.
-    """
+    """Return the plan's engine; None if TensorRT cannot load the plan, which is then built again, once."""
     engine = runtime.deserialize_cuda_engine(_plan(tensorrt, cuda, artifact, options, options.progress))
     plan_file = _plan_file(tensorrt, cuda, artifact, options)
     if engine is None and plan_file is not None:  # a damaged file, or a new driver with the same version

@@ -86,10 +86,7 @@ class ReleaseFetcher:
         check_free(self._state.root, needed_bytes, f"release {manifest.release} of {manifest.model}")
 
     def _remove_but(self, model: str, wanted: set[Path]) -> None:
-        """Remove the fetched files of a model, except `wanted`.
-
-        If a removal fails, the next round tries again.
-        """
+        """Remove a model's fetched files, except `wanted`. If a removal fails, the next round tries again."""
         for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:
                 with contextlib.suppress(OSError):

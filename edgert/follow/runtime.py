@@ -109,10 +109,7 @@ def decide_runtime(
 
 
 class RuntimeFollower:
-    """Updates the runtime in `home` to the release of a channel.
-
-    `home` is None if no bootstrap created a runtime.
-    """
+    """Updates the runtime in `home` to a channel's release. `home` is None if no bootstrap created one."""
 
     def __init__(
         self, registry: Registry, state: StateDir, config: DeviceConfig, pace: Pace, report: Report, home: Path | None
@@ -224,10 +221,7 @@ class RuntimeFollower:
         )
 
     def _target(self, entry: Entry, trusted: tuple[PublicKey, ...], base: Installed) -> RuntimeTarget:
-        """Return this device's part of the release.
-
-        Fetch the envelope once, but verify its signature each time.
-        """
+        """Return this device's part of the release. Fetch the envelope once; verify its signature each time."""
         path = self._records.runtime_release
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry.envelope:

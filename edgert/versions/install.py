@@ -38,10 +38,7 @@ SPARE_BYTES = 16 * 1024**2  # the free space that must remain for state, logs an
 
 @dataclass(frozen=True)
 class InstallResult:
-    """The result of an install.
-
-    If `already_live`, exactly this content already serves, and nothing was installed.
-    """
+    """The result of an install. If `already_live`, exactly this content serves, and nothing was installed."""
 
     model: str
     release: int
@@ -95,10 +92,7 @@ def install(
 
 
 def fetched_path(state: StateDir, model: str, sha256: str) -> Path:
-    """Return the path of a file that the follower fetches for the next install.
-
-    Its name has the content's hash.
-    """
+    """Return the path, by the content's hash, of a file that the follower fetches for the next install."""
     return state.incoming / f"{model}.{sha256}.fetched.part"  # a model's name has no dot
 
 

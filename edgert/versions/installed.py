@@ -104,10 +104,7 @@ def first_working(
 
 
 def check_files(version: InstalledVersion, artifact: ArtifactEntry) -> None:
-    """Compare the artifact's files with their signed hashes, because flash memory decays.
-
-    Raises BundleCorrupt.
-    """
+    """Compare the artifact's files with signed hashes, because flash memory decays. Raises BundleCorrupt."""
     for path in artifact.files:
         for _ in _checked_chunks(version, path):
             pass

@@ -182,10 +182,7 @@ class SlotStore:
                 self.commit(slots)
 
     def start_watch(self) -> bool:
-        """Record that the watch of the trial's limits starts.
-
-        Return False if it started before and was cut off.
-        """
+        """Record that the watch of the trial's limits starts. Return False if an earlier one was cut off."""
         with self.locked(wait=False):
             before = self.read()
             if before.limits is None or before.limits.started:

@@ -66,10 +66,7 @@ _STAGED = (SlotState.FIRST_STAGED, SlotState.STAGED)
 
 @dataclass(frozen=True)
 class Version:
-    """The version in a slot.
-
-    `digest` identifies the whole bundle; `good` means that the version was marked good.
-    """
+    """The version in a slot. `digest` identifies the bundle; `good` means that it was marked good."""
 
     release: int
     digest: str

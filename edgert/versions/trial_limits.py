@@ -251,10 +251,7 @@ def parse_limits(words: Iterable[str]) -> dict[str, float | None]:
 
 
 def limit_value(name: str, given: str | float) -> float | None:
-    """Parse the bound of the limit `name`. A share may also have the form `99%`. `off` gives None.
-
-    Raises ConfigInvalid.
-    """
+    """Parse the bound of limit `name`; a share may be `99%`, and `off` gives None. Raises ConfigInvalid."""
     if given == OFF:
         _check_name(name)
         return None

@@ -48,10 +48,7 @@ def main() -> None:
 
 
 def run(end: socket.socket, *, forked: bool = False) -> NoReturn:
-    """Serve the version in the link's first message, then end the process.
-
-    If `forked`, first send the id of this process.
-    """
+    """Serve the version in the link's first message, then end the process. If `forked`, send its id first."""
     code = 1
     try:
         if forked:

@@ -282,10 +282,7 @@ class _Work:
 
 
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
-    """Record which engines load.
-
-    Raises EngineMissing if too few engines load, or if text support is missing.
-    """
+    """Record which engines load. Raises EngineMissing if too few load, or text support is missing."""
     engines = plan.options.engines_of(plan.profile)
     done.engines = [engine for engine in engines if done.status is not None and engine in done.status.engines]
     reasons: dict[str, str] = {}

@@ -86,10 +86,7 @@ def _built(source: Path, folder: Path) -> dict[str, bytes]:
 
 
 def _installed(installed: Distribution) -> dict[str, bytes]:
-    """Return the files that the RECORD of an installed edgert lists.
-
-    Raises ConfigInvalid for a missing file.
-    """
+    """Return the files in the RECORD of an installed edgert. Raises ConfigInvalid for a missing file."""
     content = {}
     for name in map(str, installed.files or ()):
         if not _is_code(name) and ".dist-info/" not in name:  # such as the command `edgert`

@@ -277,10 +277,7 @@ class Runtimes:
         self.run_checked(["sh", "-c", script, "sh", self.device.home, plan.id])
 
     def self_test(self, plan: RuntimePlan, models: Sequence[str]) -> None:
-        """Make the new runtime load each model and answer its golden samples.
-
-        Raises RolledBack if the new runtime fails.
-        """
+        """Make the new runtime load each model and answer its golden samples. Raises RolledBack."""
         folder = f"{self.device.home}/venvs/{plan.id}"
         why = self_test(self.transport.run, folder, self.device.state, models)
         if why:

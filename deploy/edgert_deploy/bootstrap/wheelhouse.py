@@ -207,10 +207,7 @@ def _component(wheel: Path, sha256: str, target: WheelTarget) -> sbom.Component:
 
 
 def _collected(own: Path, engines: Sequence[str], spec: _DownloadSpec) -> Path:
-    """Return the folder with the wheels of all requirements on the target.
-
-    If the folder is missing, make and fill it.
-    """
+    """Return the folder with the wheels of all requirements on the target; fill it if it is missing."""
     target, requirements = spec.target, _direct_requirements(own, engines, spec)
     folder = cache_folder() / "wheels" / _key(target, requirements, spec.lock.digest if spec.lock else "")
     if not folder.is_dir():
@@ -310,10 +307,7 @@ def _download_words(folder: Path, words: Sequence[str], target: WheelTarget) -> 
 
 
 def _direct_requirements(wheel: Path, engines: Sequence[str], spec: _DownloadSpec) -> list[Requirement]:
-    """Return the requirements of edgert, of its extras and of `engines`.
-
-    Raises EngineMissing for an engine without wheels.
-    """
+    """Return the requirements of edgert, of its extras and of `engines`. Raises EngineMissing."""
     target = spec.target
     # pip is included, because many systems ship Python without pip.
     requirements = [Requirement("pip"), *_needs(wheel, "", target)]

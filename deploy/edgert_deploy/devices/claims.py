@@ -150,10 +150,7 @@ def check_not_deploying(device: Device, status: DeviceStatus) -> None:
 
 
 def record_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
-    """Record on the device the folders that bootstrap will create.
-
-    An uninstall removes only recorded folders.
-    """
+    """Record on the device the folders that bootstrap will create; an uninstall removes only these."""
     _script(device, transport, ("note", device.home, *folders))
 
 

@@ -218,10 +218,7 @@ def merged_config(document: tomlkit.TOMLDocument, ours: dict[str, Any]) -> str:
 
 
 def own_user(broker: Broker, present: str) -> str:
-    """Return the user of the device's own login if this login stays.
-
-    Return "" if the login of `broker` replaces it.
-    """
+    """Return the user of the device's own login; "" if the login of `broker` replaces this login."""
     table = _table(_parsed(present), "mqtt")
     user = str(table.get("username", ""))
     if not (broker.for_new and (broker.username or broker.password)):

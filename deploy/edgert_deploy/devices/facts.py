@@ -132,10 +132,7 @@ class MachineFacts:
 
     @property
     def lacks_glibc(self) -> bool:
-        """Whether the C library is not glibc.
-
-        False if there is no Python, because the library is unknown then.
-        """
+        """Whether the C library is not glibc. False without Python, because the library is then unknown."""
         return bool(self.python and not self.glibc)
 
     @property
@@ -204,10 +201,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
 
 def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
-    """Return why `profile` does not fit this machine, by check.
-
-    The checks are "processor", "python", "glibc" and "memory".
-    """
+    """Return why `profile` does not fit, by check: "processor", "python", "glibc" or "memory"."""
     reasons = {}
     l4t = facts.l4t.partition(".")[0]
     if profile.match.l4t and l4t and l4t not in profile.match.l4t:

@@ -126,10 +126,7 @@ class SshAddress:
 
 
 class Inventory:
-    """An inventory file.
-
-    Every method reads the file again. A change locks the file against other commands.
-    """
+    """An inventory file. Every method reads it again; a change locks it against other commands."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

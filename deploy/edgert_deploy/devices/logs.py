@@ -87,10 +87,7 @@ class LogRequest:
 
 
 def parse_since(text: str) -> str:
-    """Parse `10m`, `2h`, `1d`, or a time such as 2026-11-21T07:30 (UTC by default) for LogRequest.
-
-    Raises ConfigInvalid.
-    """
+    """Parse `10m`, `2h`, `1d`, or a time such as 2026-11-21T07:30 (UTC by default). Raises ConfigInvalid."""
     try:
         if text[-1:] in UNITS_S:
             return f"-{duration_s(text):.0f}"

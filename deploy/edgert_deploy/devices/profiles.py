@@ -61,10 +61,7 @@ class DeviceProfile(Closed):
 
 
 def load_profile(name: str, profiles_dir: Path | None = None) -> DeviceProfile:
-    """Return the profile from `profiles_dir`, else ./profiles, else the shipped profiles.
-
-    Raises ConfigInvalid.
-    """
+    """Return the profile from `profiles_dir`, else ./profiles, else this package. Raises ConfigInvalid."""
     if not PROFILE_NAME.fullmatch(name):
         raise ConfigInvalid(f"{name[:80]!r} is not a profile name: use a-z, 0-9 and -, as in raspberry-pi-4")
     for folder in _folders(profiles_dir):

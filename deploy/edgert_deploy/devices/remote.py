@@ -1,7 +1,4 @@
-"""Calls `edgertd` on a device over a transport.
-
-An error of the device is raised on this host with the same class.
-"""
+"""Calls `edgertd` on a device over a transport, and raises its errors with the same class."""
 
 from __future__ import annotations
 
@@ -43,10 +40,7 @@ class OtherVersion(DeviceError):
 
 
 class RemoteDaemon:
-    """The commands of `edgertd` on one device.
-
-    `progress` receives the lines that a command prints on stderr.
-    """
+    """The commands of `edgertd` on one device. `progress` receives their lines on stderr."""
 
     def __init__(self, transport: Transport, device: Device, progress: LineSink | None = None) -> None:
         self.transport, self.device, self._progress = transport, device, progress

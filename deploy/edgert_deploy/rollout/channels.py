@@ -214,10 +214,7 @@ class Channels:
         )
 
     def _check_unchanged(self, channel: str, digest: str) -> None:
-        """Raise ChannelChanged if the channel's manifest has another digest.
-
-        The digest "" means that there is no manifest.
-        """
+        """Raise ChannelChanged if the channel's manifest has another digest; "" stands for no manifest."""
         try:
             manifest = self.registry.manifest(channel_tag(channel))
         except NotInRegistry:

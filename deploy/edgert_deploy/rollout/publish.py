@@ -1,7 +1,4 @@
-"""Puts a bundle into a registry as a release.
-
-edgert.registry.artifacts defines the form of a release in a registry.
-"""
+"""Puts a bundle into a registry as a release, in the form that edgert.registry.artifacts defines."""
 
 from __future__ import annotations
 

@@ -124,10 +124,7 @@ class Rollout(Head):
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """The key that orders rollouts.
-
-        If two hosts used one number at the same time, the release decides.
-        """
+        """The key that orders rollouts. If two hosts used one number at the same time, the release decides."""
         return self.number, self.release, self.id
 
 

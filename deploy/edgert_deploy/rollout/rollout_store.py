@@ -43,10 +43,7 @@ Mark = tuple[int, int]  # the state of a record: the number of lines, and the su
 
 
 class TeamStore(Protocol):
-    """The store that the hosts of a team share.
-
-    Every method raises EdgeRTError if the store cannot be used.
-    """
+    """The store that the hosts of a team share. Every method raises EdgeRTError if it cannot be used."""
 
     def marks(self) -> dict[str, Mark]:
         """Return the mark of each rollout's record."""
@@ -153,10 +150,7 @@ class RolloutStore:
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
-        """Hold the lock of a rollout. The lock ends with this process.
-
-        Raises ConfigInvalid if another process holds the lock.
-        """
+        """Hold the lock of a rollout; it ends with this process. Raises ConfigInvalid if another holds it."""
         busy = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
         with ExitStack() as locks:
             try:
@@ -285,10 +279,7 @@ class RolloutStore:
             raise self._unusable("write a rollout's progress to", error) from error
 
     def _tell_team(self, id: str, lines: Sequence[str]) -> None:
-        """Add lines to the team's store.
-
-        If the store fails, the rollout continues, and `sync` adds the lines later.
-        """
+        """Add lines to the team's store. If this fails, the rollout continues, and `sync` adds them later."""
         if self._team is None or self._late or not lines:
             return
         try:

@@ -20,10 +20,7 @@ WAVES_MAX = 100
 
 @dataclass(frozen=True)
 class Share:
-    """A number of devices (`count`), or a share of all devices (`part`).
-
-    Exactly one of the two is not None.
-    """
+    """A number of devices (`count`), or a share of all devices (`part`). Exactly one is not None."""
 
     count: int | None = None
     part: float | None = None
@@ -72,10 +69,7 @@ class Strategy:
 
     @classmethod
     def parse(cls, canary: int, waves: str, failures_max: str | None, parallel: int, pause_s: float) -> Strategy:
-        """Parse the options. With waves, a rollout stops at the first failure by default.
-
-        Raises ConfigInvalid.
-        """
+        """Parse the options. Waves stop at the first failure by default. Raises ConfigInvalid."""
         shares = tuple(Share.parse(word) for word in waves.split(",") if word.strip())
         if len(shares) > WAVES_MAX:
             raise ConfigInvalid(f"{len(shares)} waves are too many: give at most {WAVES_MAX}")

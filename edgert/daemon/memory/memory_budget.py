@@ -101,10 +101,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One worker's part of the budget.
-
-    A `leaving` worker frees its part soon; a `fixed` worker stays loaded.
-    """
+    """A worker's part of the budget. A `leaving` worker frees it soon; a `fixed` worker stays loaded."""
 
     model: str
     mb: float

@@ -211,10 +211,7 @@ class ModelService:
         return soonest_s(self._parts)
 
     def unload(self, reason: str) -> None:
-        """End the worker, to free its memory for another model.
-
-        The model loads again when a client requests it.
-        """
+        """End the worker, to free memory for another model. The model loads again when a client requests it."""
         worker = self.workers.serving
         if worker is not None:
             self.workers.retire()
@@ -388,10 +385,7 @@ class ModelService:
     def _roll_back(
         self, version: Version, fault: EdgeRTError, fields: dict[str, Any] | None = None, *, of_trial: bool = True
     ) -> None:
-        """Roll back from `version`, now or once the slots can change.
-
-        The telemetry event also contains `fields`.
-        """
+        """Roll back from `version`, now or once the slots can change. The event also contains `fields`."""
 
         def change() -> None:
             try:

@@ -171,10 +171,7 @@ class _PendingHello:
         self._first_bytes = b""  # at most KEPT_HELLO_BYTES
 
     def read(self) -> dict[str, Any] | None:
-        """Return the hello's content, or None if the client closed.
-
-        Raises BlockingIOError while bytes are missing.
-        """
+        """Return the hello, or None if the client closed. Raises BlockingIOError while bytes are missing."""
         frames, hello = self.frames, None
         if not self._first_bytes:
             self._first_bytes = self.sock.recv(KEPT_HELLO_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)

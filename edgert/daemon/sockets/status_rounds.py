@@ -20,10 +20,7 @@ STATUS_S_MAX = 1.0
 
 @dataclass(eq=False)
 class _Round:
-    """One command `status` that waits for figures of workers.
-
-    `expected` is the number of workers that must answer.
-    """
+    """One command `status` that waits for the figures of `expected` workers."""
 
     client: ControlClient
     ends_at_s: float

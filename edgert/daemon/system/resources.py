@@ -65,10 +65,7 @@ def sole_daemon(state: StateDir) -> Iterator[PidFile]:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors to the hard limit.
-
-    Workers inherit this limit; each client needs a descriptor.
-    """
+    """Raise the limit of descriptors to the hard limit, for workers too: each client needs a descriptor."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -34,10 +34,7 @@ class Process(Protocol):
 
 
 class WorkerStarter:
-    """Starts workers, on the supervisor's thread.
-
-    `saves_memory` returns whether a fork server saves memory.
-    """
+    """Starts workers, on the supervisor's thread. `saves_memory` tells whether a fork server saves memory."""
 
     def __init__(self, saves_memory: Callable[[], bool] = lambda: True) -> None:
         self._saves_memory = saves_memory
@@ -59,10 +56,7 @@ class WorkerStarter:
         return self._forks and self._saves_memory()
 
     def abandon(self) -> None:
-        """Kill a fork server that has started no worker yet.
-
-        The links of the workers that wait for it then close.
-        """
+        """Kill a fork server that has started no worker yet. The links of waiting workers then close."""
         if self._server is not None and not self._server.forked:
             self._server.process.kill()
 
@@ -78,10 +72,7 @@ class WorkerStarter:
         return None if self._server is None else self._server.process.pid
 
     def _running(self) -> ForkServer:
-        """Return a running server.
-
-        Raises ValueError if no server can ever run here, OSError if none can start now.
-        """
+        """Return a running server. Raises ValueError if none can ever run here, OSError if none can now."""
         if self._server is not None and (code := self._server.process.poll()) is not None:
             served = self._server.forked
             self.close()

@@ -118,10 +118,7 @@ class WorkerProcess:
         return self.stop_by_s is not None or self.killed_at_s is not None
 
     def stop(self, *, final: bool, now_s: float) -> None:
-        """Tell the worker to finish its requests and to end.
-
-        With `final`, its clients learn that the daemon stops.
-        """
+        """Tell the worker to finish its requests and end. With `final`, clients learn that the daemon stops."""
         if self.stop_by_s is not None:
             return
         self.stop_by_s = now_s + STOP_S_MAX

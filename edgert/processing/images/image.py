@@ -66,10 +66,7 @@ class ImageReader:
             return self._fitted(image)
 
     def resized(self, frame: NDArray[np.uint8], deadline_s: float | None = None) -> tuple[NDArray[np.uint8], Placement]:
-        """Return `frame` [height, width, channels] at the model's size, with its placement.
-
-        Raises the errors of `decoded`.
-        """
+        """Return `frame` [H, W, C] at the model's size, with its placement. Raises the errors of `decoded`."""
         height, width = frame.shape[:2]
         if not height or not width:
             raise RequestError(f"a frame of {height} x {width} pixels is empty")

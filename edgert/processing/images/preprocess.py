@@ -122,10 +122,7 @@ class Preprocessor:
 
 
 def _files(array: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
-    """Yield the file of each row without its padding.
-
-    With padding, a truncated file would seem to end with zeros.
-    """
+    """Yield the file of each row without its padding, because zeros would hide that a file is truncated."""
     if len(array) == 1:
         yield array[0].data
         return

@@ -70,10 +70,7 @@ class SignalPreprocessor:
         self._item_shape = _item_shape(spec.item_shape, self._made)
 
     def __call__(self, array: NDArray[Any], deadline_s: float | None = None) -> tuple[Floats, list[int] | None]:
-        """Return the model's tensor, with one item for each window, and each signal's number of windows.
-
-        Raises RequestError.
-        """
+        """Return the model's tensor of all windows, and each signal's number of windows. Raises RequestError."""
         if not self.wants(array):
             return array, None
         windows, counts = self.windows(array)
@@ -127,10 +124,7 @@ class SignalPreprocessor:
         return windows, values[begin:].copy(), max(0, begin - len(values))
 
     def _bounded(self, windows: Floats) -> Floats:
-        """Return `windows` in their own memory.
-
-        Raises RequestError if several windows need more than EXPANDED_BYTES_MAX.
-        """
+        """Return `windows` in their own memory. Raises RequestError above EXPANDED_BYTES_MAX."""
         rule = self._rule
         size = len(windows) * max(rule.length * rule.channels, math.prod(self._made)) * 4
         if len(windows) > 1 and size > EXPANDED_BYTES_MAX:

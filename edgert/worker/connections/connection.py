@@ -93,10 +93,7 @@ class Connection:
         return self.inputs
 
     def encode(self, answer: Answer, request: wire.Frame, more_flags: int = 0) -> Sequence[wire.Buffer]:
-        """Return the buffers to send, with `more_flags` in the header.
-
-        Raises RequestError if a frame cannot hold the answer.
-        """
+        """Return the buffers to send, with `more_flags`. Raises RequestError if no frame can hold the answer."""
         outputs, numbers, batch, flags, stages = answer
         reply = self.reply
         parts = reply.parts(outputs, numbers, flags | more_flags, request.request_id, batch, stages)

@@ -23,10 +23,7 @@ FRAME_OVERHEAD_BYTES = 4096  # header, meta, descriptors and padding
 
 
 class Sessions:
-    """Opens sessions within the limits of `serving`.
-
-    The memory of a session must fit a frame of `frame_bytes_max`.
-    """
+    """Opens sessions within the limits of `serving`; their memory must fit a frame of `frame_bytes_max`."""
 
     def __init__(
         self, pipeline: Pipeline, version: InstalledVersion, serving: ServingConfig, frame_bytes_max: int

@@ -70,10 +70,7 @@ class _Instance:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A waiting request.
-
-    `gate` opens when the request has an answer or an error, or must lead a batch on `instance`.
-    """
+    """A waiting request. `gate` opens for an answer or an error, or if it must lead a batch on `instance`."""
 
     inputs: Sequence[NDArray[Any]]
     items: int

@@ -161,10 +161,7 @@ class Pipeline:
     def infer_in_session(
         self, inputs: ModelInputs, flags: int, arrived_ns: int, deadline_s: float | None, memory: Memory
     ) -> tuple[Answer, Memory]:
-        """Answer a request of the session that has `memory`, without caches.
-
-        Also returns the session's new memory.
-        """
+        """Answer a request of the session with `memory`, without caches; also return its new memory."""
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         request = _Request(*inputs, deadline_s, high, arrived_ns, memory)

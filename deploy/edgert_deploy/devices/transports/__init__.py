@@ -152,10 +152,7 @@ def open_transport(device: Device) -> Transport:
 
 
 def sha256_command(*paths: str) -> list[str]:
-    """Return a command that prints the SHA-256 of each file as hex, one a line.
-
-    The command fails if a file cannot be read.
-    """
+    """Return a command that prints each file's SHA-256 as hex, one a line. It fails if one is unreadable."""
     return ["sh", "-c", _SHA256, "sh", *paths]
 
 

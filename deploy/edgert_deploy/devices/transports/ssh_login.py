@@ -113,10 +113,7 @@ def scan_host_key(address: SshAddress, wanted: str | None = None, jump: Jump | N
 
 
 def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]) -> str | None:
-    """Return the server's preferred key among the kinds that are not excluded.
-
-    Return None if the server has no such key.
-    """
+    """Return the server's preferred key among the kinds that are not excluded; None if it has none."""
     limits = LinkLimits()
     target = _Hop(Jump(address), address.host, address.host)
     with ExitStack() as stack:

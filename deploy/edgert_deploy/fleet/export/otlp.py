@@ -26,10 +26,7 @@ _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 
 
 def endpoint(url: str) -> str:
-    """Return the address for POST requests: `url`, with OTLP's path if `url` has none.
-
-    Raises ConfigInvalid.
-    """
+    """Return the address to post to: `url`, with OTLP's path if `url` has none. Raises ConfigInvalid."""
     return http_address("--otlp", url, PATH, "http://HOST:4318")
 
 

@@ -99,10 +99,7 @@ class RemoteWriter(Exporter):
                 raise self._refusal
 
     def _send(self, points: list[_Point]) -> int:
-        """Send points; return the number of refused points.
-
-        A refused request is divided until few points are left.
-        """
+        """Send points; return how many were refused. A refused request is divided until few are left."""
         if not points:
             return 0
         try:
@@ -160,10 +157,7 @@ def request(points: list[_Point]) -> bytes:
 
 
 def packed(body: bytes) -> bytes:
-    """Return `body` as a Snappy block of literals.
-
-    The block is valid but not smaller, and needs no library.
-    """
+    """Return `body` as a Snappy block of literals, which is not smaller but needs no library."""
     return b"".join((varint(len(body)), *_literals(body)))
 
 

@@ -193,10 +193,7 @@ class FleetQuery:
     def events(
         self, since_ms: int, until_ms: int, limit: int = EVENTS_MAX, where: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
-        """Return at most `limit` events, newest first.
-
-        `where` may name a site, device, model, profile or event.
-        """
+        """Return at most `limit` events, newest first. `where` may name site, device, model, profile or event."""
         table, owner = schema.event, schema.device
         columns = (owner.c.site, owner.c.device, table.c.at_ms, table.c.fields)
         query = _of_events(sa.select(*columns), since_ms, until_ms, where or {})

@@ -55,10 +55,7 @@ class Store:
         self._database.close()
 
     def write(self, batch: Batch) -> int:
-        """Write `batch` in one transaction: all of it or, if this raises, nothing.
-
-        Returns how many of its reports were new.
-        """
+        """Write `batch` whole or, if this raises, not at all. Return how many of its reports were new."""
         try:
             with self._transaction() as connection:
                 return sum(self._write(connection, piece) for piece in batch.pieces())
@@ -225,10 +222,7 @@ def _by_key(streams: Sequence[int], reports: Sequence[tuple[Origin, T]]) -> dict
 
 
 def _stream_hours(batch: Batch, streams: Sequence[int]) -> dict[int, int]:
-    """Return the last hour of each stream.
-
-    `streams` has the ids of the batch's hists, then of its metrics.
-    """
+    """Return the last hour of each stream. `streams` has the ids of the hists, then of the metrics."""
     hours: dict[int, int] = {}
     reports: list[tuple[Origin, HistMessage | MetricsMessage]] = [*batch.hists, *batch.metrics]
     for stream, (origin, report) in zip(streams, reports, strict=True):
@@ -247,10 +241,7 @@ def _last_rows(connection: sa.Connection, streams: Collection[int]) -> dict[int,
 
 
 def _advance(last: dict[str, Any], report: MetricsMessage) -> dict[str, int]:
-    """Make `report` the last report of its stream, and return each counter's growth.
-
-    A late report changes nothing.
-    """
+    """Make `report` its stream's last report; return each counter's growth. A late one changes nothing."""
     new_spool = last["last_seq"] >= 0 and is_new_spool(report.seq, last["last_seq"])
     if report.seq <= last["last_seq"] and not new_spool:
         return {}

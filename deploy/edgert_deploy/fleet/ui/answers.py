@@ -1,7 +1,4 @@
-"""The answers of the page's API, except its stream: JSON values.
-
-All but `device` also exist as CSV rows.
-"""
+"""The JSON answers of the page's API, except its stream. All but `device` also exist as CSV rows."""
 
 from __future__ import annotations
 

@@ -171,10 +171,7 @@ class FleetState(Fleet):
             return sum(line_fits(model, line, chosen) for device in fitting for model, line in device.models.items())
 
     def numbers(self, model: str) -> dict[str, int]:
-        """Return a number for each version of `model`.
-
-        The number determines the version's colour on the page, with any filter.
-        """
+        """Return a number for each version of `model`, which gives its colour on the page with any filter."""
         with self._lock:
             return {
                 version: number for number, version in enumerate(sorted(self._versions.get(model, ()), key=release))

@@ -218,10 +218,7 @@ class History:
         return first * hour_ms, end * hour_ms
 
     def _cached(self, key: object, fresh_s: float, compute: Callable[[], T]) -> T:
-        """Return the cached answer, or compute a new one.
-
-        `compute` must not call `_cached`: it could deadlock.
-        """
+        """Return the cached answer, or a new one. `compute` must not call `_cached`: it could deadlock."""
         with self._lock:
             entry = self._cache.setdefault(key, _CacheEntry())
             while len(self._cache) > CACHED_MAX:

@@ -125,10 +125,7 @@ class PageServer:
             return _json(HTTPStatus.BAD_REQUEST, {"error": error.as_json()})
 
     def _accept_token(self, path: str) -> HttpResponse:
-        """Store the token in a cookie and remove it from the address.
-
-        People copy addresses, and browsers store them.
-        """
+        """Move the token from the address to a cookie, because people copy and browsers store addresses."""
         cookie = f"{self._access.cookie}={self._access.token}; Path=/; HttpOnly; SameSite=Lax; Max-Age=2592000"
         location = "/" + path.lstrip("/\\")
         return _response(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Set-Cookie": cookie, "Location": location})

@@ -1,7 +1,4 @@
-"""The period that a page or a program requests, and its steps.
-
-This module does no I/O.
-"""
+"""The period that a page or a program requests, and its steps. This module does no I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The time of each stage of a model's requests, over time and by version.
-
-This module does no I/O.
-"""
+"""The time of each stage of a model's requests, over time and by version. This module does no I/O."""
 
 from __future__ import annotations
 

@@ -114,18 +114,12 @@ def _without_angle(name: str, array: Array) -> Detect | None:
 
 
 def _are_angles(values: Array) -> bool:
-    """Return whether nearly all values are angles.
-
-    YOLO26 does not limit the angles of anchors without an object.
-    """
+    """Return whether nearly all values are angles. YOLO26 does not limit angles without an object."""
     return float((np.abs(values) <= np.pi).mean()) >= ORDERED_MIN
 
 
 def _of_oriented(rule: Detect, i: int, reference: Outputs) -> Judgement:
-    """Return the judgement of the oriented boxes in output `i`.
-
-    `rule` describes the output without the angles.
-    """
+    """Return the judgement of the oriented boxes in output `i`; `rule` describes it without the angles."""
 
     def parts(outputs: Outputs) -> tuple[Array, Array]:
         boxes, scores = _parts(rule, [outputs[i][:, :-1]])

@@ -48,10 +48,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The changes of manifest and receipt, and the files to fetch.
-
-    `receipts` is empty if one bundle has no receipt.
-    """
+    """The changes of manifest and receipt, and the files to fetch. `receipts` is empty if one is missing."""
 
     changes: tuple[Change, ...]
     fetches: tuple[Fetch, ...]

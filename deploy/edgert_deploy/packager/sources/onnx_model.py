@@ -77,10 +77,7 @@ _LEFT_TO_THE_RUNTIME = ("No Op registered", "opset", "Field 'shape' of 'type' is
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the contract of the model in `data`, and the translated model (empty if nothing changed).
-
-    Raises SourceInvalid.
-    """
+    """Return the model's contract, and the translated model (empty if unchanged). Raises SourceInvalid."""
     replaced: list[str] = []
     try:
         try:

@@ -72,10 +72,7 @@ def probe(
 
 
 def external_files(name: str, data: bytes) -> list[str]:
-    """Return the separate files that hold weights of an ONNX model, relative to its folder.
-
-    Raises SourceInvalid.
-    """
+    """Return the files, relative to an ONNX model's folder, that hold its weights. Raises SourceInvalid."""
     if b"location" not in data:  # the key that every tensor with external data has
         return []
     answer, _ = run_in_child(

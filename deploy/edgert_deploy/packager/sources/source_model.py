@@ -109,10 +109,7 @@ class SourceModel(Stateful):
 
 
 def load_source(path: Path, conversion: Conversion | None = None) -> SourceModel:
-    """Read and check a model; convert another framework's model first.
-
-    Raises SourceInvalid or ConfigInvalid.
-    """
+    """Read and check a model; convert other formats first. Raises SourceInvalid or ConfigInvalid."""
     framework = framework_of(path)
     conversion = conversion or Conversion()
     _check_is_model(path, framework)

@@ -32,10 +32,7 @@ def is_tflite(data: bytes) -> bool:
 
 
 def examine(request: dict[str, Any], data: bytes, progress: Progress) -> Answer:
-    """Return the contract of the model in `data`, and the changed model (empty if nothing changed).
-
-    Raises SourceInvalid.
-    """
+    """Return the model's contract, and the changed model (empty if unchanged). Raises SourceInvalid."""
     name = str(request["name"])
     progress("ai-edge-litert loaded the model and ran it on one sample")
     try:

@@ -43,10 +43,7 @@ class Ranges:
         self._interpreter.allocate_tensors()
 
     def watch(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Run the model on one sample and update the ranges.
-
-        The sample has one array of the prepared shape per input.
-        """
+        """Run the model on a sample, one array of the prepared shape per input, and update the ranges."""
         for detail, array in zip(self._interpreter.get_input_details(), arrays, strict=True):
             self._interpreter.set_tensor(detail["index"], array)
         self._interpreter.invoke()

@@ -21,10 +21,7 @@ Changes = dict[str, Node | None]  # value -> the node that makes it now; None dr
 
 
 def fuse(graph: Graph, ops: Mapping[str, Op]) -> Graph:
-    """Return the graph after all rewrites.
-
-    Each rewrite is a pure function of a node and the links of the graph.
-    """
+    """Return the graph after all rewrites, each a pure function of a node and the graph's links."""
     graph = soften_masks(graph)
     for rewrite in (_gelu, _hard_swish, _mish, _rsqrt, partial(_activation, ops)):
         links = Links(graph)

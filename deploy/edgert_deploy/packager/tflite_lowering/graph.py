@@ -152,10 +152,7 @@ class Graph:
 
 
 def read_graph(model: onnx.ModelProto, lowered: Collection[str]) -> Graph:
-    """Fold `model`, and inline the functions that are not in `lowered`.
-
-    Raises OperatorUnsupported or BuildFailed.
-    """
+    """Fold `model`; inline the functions not in `lowered`. Raises OperatorUnsupported or BuildFailed."""
     at_one = folded(model, 1, lowered)
     two = folded(model, 2, lowered) if any(open_batch_axes(model)) else at_one
     constants, other = _constants(at_one), _constants(two)

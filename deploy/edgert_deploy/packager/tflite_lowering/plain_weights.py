@@ -51,10 +51,7 @@ def _values(content: bytes, tensors: list[int]) -> dict[int, Any]:
 
 
 def _drop_unread(model: Any) -> None:
-    """Empty the buffers and the lists of nonzeros that no operator reads any more.
-
-    Tensors keep their indices.
-    """
+    """Empty the buffers and lists of nonzeros that no operator reads any more. Tensors keep their indices."""
     graph = model.subgraphs[0]
     read = {int(i) for operator in graph.operators for i in operator.inputs} | {int(i) for i in graph.outputs}
     read_buffers = {graph.tensors[i].buffer for i in read if i >= 0}

@@ -65,10 +65,7 @@ class Value:
         activation: str = "NONE",
         **options: Any,
     ) -> Value:
-        """Write an operator of this value and `operands`.
-
-        By default, the result has this value's shape and dtype.
-        """
+        """Write an operator of this value and `operands`. The result has this shape and dtype by default."""
         if activation != "NONE":
             options["fusedActivationFunction"] = activation_code(activation)
         (made,) = self.op_of_many(code, [(shape or self.shape, dtype or self.dtype)], *operands, **options)

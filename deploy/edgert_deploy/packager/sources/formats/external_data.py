@@ -64,10 +64,7 @@ def embed(path: Path, proto: Any) -> bool:
 
 
 def size_of(path: Path, locations: Sequence[str]) -> int:
-    """Return the size of all external files of the model at `path`.
-
-    Raises SourceInvalid for a file that cannot be read.
-    """
+    """Return the size of the model's external files. Raises SourceInvalid for an unreadable file."""
     total = 0
     for location in locations:
         with open_file(path, location) as file:

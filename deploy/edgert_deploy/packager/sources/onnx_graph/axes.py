@@ -334,10 +334,7 @@ def _add_batch(proto: Any, value: Any, rank: int) -> None:
 
 
 def _inner(proto: Any, value: Any, rank: int) -> str:
-    """Rename the value that becomes the output `value`; return the new name.
-
-    The output gets `rank` open axes.
-    """
+    """Rename the value that becomes the output `value`, with `rank` open axes; return the new name."""
     inner = str(value.name + SUFFIX)
     for node in proto.graph.node:
         node.output[:] = [inner if name == value.name else name for name in node.output]

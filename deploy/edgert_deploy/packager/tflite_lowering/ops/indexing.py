@@ -37,10 +37,7 @@ def _gather_own(lowering: Lowering, node: Node, x: Value, places: NDArray[Any]) 
 
 
 def gather_nd(lowering: Lowering, node: Node) -> None:
-    """Write GATHER_ND.
-
-    GATHER_ND has no batch axes. So each index gets a prefix: its position on ONNX's batch axes.
-    """
+    """Write GATHER_ND. It has no batch axes, so an index begins with its position on ONNX's batch axes."""
     x, index_shape = lowering.read(node), lowering.shape(node.inputs[1])
     batch_dims = int(node.attributes.get("batch_dims", 0))
     end = batch_dims + index_shape.dims[-1]

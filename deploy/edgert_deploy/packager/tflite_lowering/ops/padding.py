@@ -1,7 +1,4 @@
-"""Pad: puts constants, mirrored elements or repeated elements around a value.
-
-Negative padding removes elements.
-"""
+"""Pad: puts constants, mirrored or repeated elements around a value. Negative padding crops it."""
 
 from __future__ import annotations
 

@@ -70,10 +70,7 @@ def _writer(compute: Callable[[Value, Axes], Value]) -> Write:
 
 
 def _axes(lowering: Lowering, node: Node) -> Axes:
-    """Return the axes to reduce.
-
-    If the node names no axes, these are all axes, or no axes if `noop_with_empty_axes` is set.
-    """
+    """Return the axes to reduce. By default these are all axes, or none with `noop_with_empty_axes`."""
     rank = lowering.shape(node.inputs[0]).rank
     axes = lowering.integers(node, "axes", 1)
     if not axes:

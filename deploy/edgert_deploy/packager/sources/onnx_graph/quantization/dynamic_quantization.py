@@ -81,10 +81,7 @@ class _Graph:
         return True
 
     def read(self, node: Any, at: int) -> Array:
-        """Return the constant at input `at` of `node`.
-
-        Raises BuildFailed if the model computes this input at run time.
-        """
+        """Return the constant at input `at` of `node`. Raises BuildFailed if the model computes this input."""
         array = self._constants.get(node.input[at])
         if array is None:
             raise BuildFailed(
