@@ -222,10 +222,7 @@ def image_layout(shape: Sequence[int]) -> str:
 
 
 def height_and_width(shape: Sequence[int], layout: str = "") -> tuple[int, int]:
-    """Return the lengths of the height and the width in `shape`, of 4 axes.
-
-    Without `layout`, the layout is the `image_layout` of the shape.
-    """
+    """Return the height and the width in `shape`, of 4 axes; `layout` is its `image_layout` by default."""
     _, first, second, third = shape
     return (first, second) if (layout or image_layout(shape)) == "nhwc" else (second, third)
 

@@ -215,10 +215,7 @@ class DaemonStatus:
 
 
 def ask_daemon(control_socket: Path) -> DaemonStatus:
-    """Request the daemon's status.
-
-    Raises DaemonUnreachable, DaemonEnded, DaemonBusy, and DeviceError for an answer that cannot be read.
-    """
+    """Request the daemon's status. Raises DaemonUnreachable, DaemonEnded, DaemonBusy or DeviceError."""
     try:
         return from_json(DaemonStatus, ask(control_socket, {"op": "status"}))
     except Mistyped as error:

@@ -11,10 +11,7 @@ from edgert.rate_limit import RateLimit
 
 
 class WindowClosed(EdgeRTError, code="channel.window_closed", exit_code=75, retryable=True):
-    """A download must stop, because the hours of `[follow]` do not allow it now.
-
-    The download continues in the allowed hours.
-    """
+    """The hours of `[follow]` do not allow a download now. It continues in the allowed hours."""
 
 
 class Pace:

@@ -159,10 +159,7 @@ class _Work:
         return done
 
     def try_out(self, runtime: str, models: Sequence[str], unit: Unit | None, trial_s: float) -> None:
-        """Switch to `runtime` on trial.
-
-        If the trial fails, wait until the daemon of the old runtime answers, then raise RolledBack.
-        """
+        """Switch to `runtime` on trial. If it fails, raise RolledBack once the old runtime's daemon answers."""
         manager = "monitor" if unit is None else "user" if unit.user else "system"
         self.progress(f"trying runtime {runtime}: unless it serves within {trial_s:.0f} s, the device rolls back")
         try:

@@ -103,10 +103,7 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
 
 
 def _pack(files: Mapping[str, bytes], folder: Path) -> Path:
-    """Write a wheel with the code in `files` to `folder`.
-
-    Leave out byte code and the metadata files that pip or a build tool adds.
-    """
+    """Write a wheel of `files` to `folder`, without byte code and the metadata that tools add."""
     info = next(name.split("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
     kept_metadata = (f"{info}/entry_points.txt", f"{info}/licenses/")
     content = {name: data for name, data in files.items() if _is_code(name) or name.startswith(kept_metadata)}

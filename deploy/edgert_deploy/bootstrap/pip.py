@@ -24,10 +24,7 @@ def run_pip(words: Sequence[str], doing: str) -> None:
 
 
 def run_module(module: str, words: Sequence[str], doing: str, cwd: Path | None = None) -> None:
-    """Run `python -m MODULE WORDS` in the folder `cwd`.
-
-    If the command fails, raise ConfigInvalid with a message that names the task `doing`.
-    """
+    """Run `python -m MODULE WORDS` in `cwd`. Raises ConfigInvalid, which names the task `doing`."""
     command = [sys.executable, "-m", module, *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX, check=False, cwd=cwd)

@@ -94,10 +94,7 @@ def infer(
 
 
 def ask_device(device: Device, model: str, source: Path) -> tuple[Arrays, Arrays]:
-    """Send the file, run `edgertd infer` on the device, and remove the file from the device.
-
-    Returns the outputs and the names of their classes.
-    """
+    """Run `edgertd infer` on a copy of the file; return the outputs and the names of their classes."""
     transport = open_transport(device)
     incoming = f"{device.state}/incoming"
     file_name = f"infer-{uuid.uuid4().hex}{'.txt' if source.suffix == '.txt' else ''}"

@@ -75,10 +75,7 @@ class Transfer:
         self.daemon.transport.run(in_folder(folder, ["rm", "-f", f"./{name}"]), QUICK_S_MAX)
 
     def _delta(self, facts: DeviceStatus, has: Mapping[str, Any] | None) -> Path | None:
-        """Return a delta for the device.
-
-        Return None if the device accepts no deltas, or if the whole bundle is not larger than the delta.
-        """
+        """Return a delta for the device; None if it accepts none, or if the whole bundle is not larger."""
         if not self.daemon.device.kind.sends_deltas or facts.delta_format != DELTA_FORMAT:
             return None
         offer, deltas = self.request.offer, self.request.deltas

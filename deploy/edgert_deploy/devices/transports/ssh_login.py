@@ -71,10 +71,7 @@ class Jump:
 
     @classmethod
     def of(cls, device: Device) -> Jump | None:
-        """Return the jump host that the inventory gives for the device; None if it gives no jump host.
-
-        The jump host gets the device's identity.
-        """
+        """Return the jump host of the inventory, with the device's identity; None if there is none."""
         return cls(SshAddress.parse(device.jump), device.jump_host_key, device.identity) if device.jump else None
 
 

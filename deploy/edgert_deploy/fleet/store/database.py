@@ -137,10 +137,7 @@ def new_engine(url: str, *, writes: bool) -> sa.Engine:
 
 
 def update_rows(connection: sa.Connection, table: sa.Table, key: Collection[str], rows: Sequence[Row]) -> None:
-    """Write the values of each row into the stored row that has the same values in the columns `key`.
-
-    All rows have the same columns.
-    """
+    """Write each row's values into the stored row with the same `key`. All rows have the same columns."""
     if rows:
         same = (table.c[name] == sa.bindparam(f"_{name}") for name in key)
         values: dict[str, Any] = {name: sa.bindparam(name) for name in rows[0] if name not in key}

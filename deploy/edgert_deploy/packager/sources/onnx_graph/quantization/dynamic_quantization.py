@@ -27,10 +27,7 @@ def is_dynamic(proto: Any) -> bool:
 
 
 def undo(proto: Any, constants: Any) -> None:
-    """Replace the quantized operators of `proto` by float operators, in place. Raises BuildFailed.
-
-    `constants` are the constants of the graph.
-    """
+    """Replace the quantized operators of `proto` by float operators, in place. Raises BuildFailed."""
     if not is_dynamic(proto):
         return
     graph = _Graph(proto.graph, constants)
