@@ -227,7 +227,9 @@ def _tls(ca: Path | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:  # ssl.SSLError is an OSError, too
-        raise ConfigInvalid(f"cannot read the certificates in {ca}: {error.strerror or error}") from error
+        raise ConfigInvalid(
+            f"cannot read the certificates in {ca}: {error.strerror or error}; give the CA certificate in PEM form"
+        ) from error
 
 
 def _proxy(scheme: str) -> str:

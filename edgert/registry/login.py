@@ -62,7 +62,9 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
             user, _, secret = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
             return Credentials(user, secret)
     except OSError as error:
-        raise ConfigInvalid(f"cannot read the login file {file}: {error.strerror}") from error
+        raise ConfigInvalid(
+            f"cannot read the login file {file}: {error.strerror}; check its path and its mode"
+        ) from error
     except (ValueError, AttributeError, TypeError, RecursionError, binascii.Error) as error:
         raise ConfigInvalid(
             f'{file} is not a login file: it must read {{"auths": {{"{host}": {{"auth": "..."}}}}}}, as docker login writes it'
