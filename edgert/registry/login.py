@@ -21,6 +21,7 @@ from urllib.parse import urlencode, urlsplit
 
 from edgert.errors import ConfigInvalid, RegistryError, RegistryLoginRefused
 from edgert.registry.connection import Connection, checked_location
+from edgert.toml_file import refuse_pipe
 
 FILE_BYTES_MAX = 1024**2
 TOKEN_BYTES_MAX = 64 * 1024
@@ -51,6 +52,7 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
     if file is None:
         return None
     try:
+        refuse_pipe(file)
         with file.open("rb") as opened:
             value = json.loads(opened.read(FILE_BYTES_MAX))
         helper = value.get("credHelpers", {}).get(host) or value.get("credsStore")

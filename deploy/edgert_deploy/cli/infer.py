@@ -83,7 +83,7 @@ def infer(
         else:
             try:
                 with Client(socket or default_socket()) as client:
-                    outputs, names = ask(client, model, inputs)
+                    outputs, names = ask(client, model, inputs, is_text=source.suffix == ".txt")
             except DaemonUnreachable as error:
                 raise DaemonUnreachable(
                     f"{error.message}. For a model on a device: edgert infer {model} DEVICE"
