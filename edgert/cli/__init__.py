@@ -37,11 +37,7 @@ COMMANDS = {
 }
 
 
-@click.group(
-    cls=LazyGroup,
-    commands_by_name=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group(cls=LazyGroup, commands_by_name=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--state",
     # readable=False: apps of other users may enter this folder, and click's own message has no next step

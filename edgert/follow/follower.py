@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgert.bundle.channel import ChannelDevice, Entry, Statement, check_next, read_statement
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey
-from edgert.checks.channel_status import (
-    STALE,
-    ChannelStatus,
-    WantedRelease,
-    read_channel_status,
-    write_channel_status,
-)
+from edgert.checks.channel_status import STALE, ChannelStatus, WantedRelease, read_channel_status, write_channel_status
 from edgert.config import DeviceConfig
 from edgert.durable import locked, make_private, storing
 from edgert.environment import trial_of

@@ -47,14 +47,7 @@ from edgert.environment import (
     trial_command,
     trial_of,
 )
-from edgert.errors import (
-    ChannelMismatch,
-    ConfigInvalid,
-    DeployUnderWay,
-    DeviceError,
-    ReleaseTooOld,
-    RolledBack,
-)
+from edgert.errors import ChannelMismatch, ConfigInvalid, DeployUnderWay, DeviceError, ReleaseTooOld, RolledBack
 from edgert.follow.decision import Action, Decision
 from edgert.follow.pace import Pace
 from edgert.follow.record import Attempt, RecordStore

@@ -131,7 +131,7 @@ def _request(text: bytes, data_bytes: int) -> tuple[list[BinaryInput], InferRequ
     _check(
         isinstance(entries, list) and 0 < len(entries) <= TENSORS_MAX, f"'inputs' must list 1 to {TENSORS_MAX} tensors"
     )
-    parameters = _object(value, "parameters", "the request")
+    parameters = _parameters(value, "the request")
     _check(
         not parameters.get("sequence_id"),
         "sequences of requests are not supported over HTTP: leave 'sequence_id' out, or open a session through the local socket",
@@ -250,7 +250,7 @@ def _input(entry: Any, data_bytes: int, offset: int) -> tuple[str, InputValues |
         raise RequestError(f"input {name!r} has no usable 'shape': at most {MAX_RANK} lengths, each 0 or more")
     if math.prod(length or 1 for length in shape) >= VALUES_MAX:
         raise RequestError(f"input {name!r}: the shape {shape} is too large")
-    parameters = _object(entry, "parameters", f"input {name!r}")
+    parameters = _parameters(entry, f"input {name!r}")
     _check("shared_memory_region" not in parameters, "shared memory regions are not supported: send the data")
     if "binary_data_size" not in parameters:
         if datatype == "BYTES":
@@ -345,7 +345,7 @@ def _requested_outputs(entries: Any, binary: bool) -> tuple[RequestedOutput, ...
             isinstance(entry, dict) and isinstance(entry.get("name"), str),
             "each output must be an object with a 'name'",
         )
-        parameters = _object(entry, "parameters", f"output {entry['name'][:200]!r}")
+        parameters = _parameters(entry, f"output {entry['name'][:200]!r}")
         _check("shared_memory_region" not in parameters, "shared memory regions are not supported")
         classes = _whole_number(parameters.get("classification", 0), "the parameter 'classification'")
         _check(classes <= CLASSES_MAX, f"the parameter 'classification' is at most {CLASSES_MAX}")
@@ -396,11 +396,10 @@ def _classified(
     return {**entry, "parameters": {"binary_data_size": len(data)}}, data
 
 
-def _object(value: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """Return the JSON object at `key` of `value`; an empty object if `value` has no such key."""
-    member = value.get(key, {})
-    _check(isinstance(member, dict), f"{key!r} of {where} must be an object")
-    return dict(member)
+def _parameters(value: dict[str, Any], where: str) -> dict[str, Any]:
+    parameters = value.get("parameters", {})
+    _check(isinstance(parameters, dict), f"'parameters' of {where} must be an object")
+    return dict(parameters)
 
 
 def _whole_number(value: Any, what: str) -> int:

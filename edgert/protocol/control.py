@@ -8,15 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from edgert.errors import (
-    DaemonBusy,
-    DaemonEnded,
-    DaemonUnreachable,
-    DeviceError,
-    EdgeRTError,
-    ProtocolError,
-    by_code,
-)
+from edgert.errors import DaemonBusy, DaemonEnded, DaemonUnreachable, DeviceError, EdgeRTError, ProtocolError, by_code
 
 LINE_BYTES_MAX = 256 * 1024  # of a request
 ANSWER_BYTES_MAX = 16 * 1024**2  # the status of a model has 2 to 22 KB

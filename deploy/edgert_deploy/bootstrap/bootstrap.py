@@ -25,13 +25,7 @@ from edgert.config import DeviceConfig
 from edgert.environment import install_hint
 from edgert.errors import DeviceError, EdgeRTError, EngineMissing, RolledBack
 from edgert.telemetry.broker_connection import CONNECTED, STOPPED, BrokerConnection
-from edgert_deploy.bootstrap.plan import (
-    BootstrapOptions,
-    BootstrapPlan,
-    check_no_trial,
-    plan_bootstrap,
-    restart_marker,
-)
+from edgert_deploy.bootstrap.plan import BootstrapOptions, BootstrapPlan, check_no_trial, plan_bootstrap, restart_marker
 from edgert_deploy.bootstrap.runtime import InstalledRuntimes, RuntimeAction, RuntimePlan, Runtimes
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices import service

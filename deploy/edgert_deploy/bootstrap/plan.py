@@ -23,15 +23,7 @@ from edgert_deploy.bootstrap.runtime import (
 )
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices import service
-from edgert_deploy.devices.device_files import (
-    Broker,
-    DeviceFile,
-    Following,
-    config_text,
-    holds,
-    own_user,
-    wanted_files,
-)
+from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, config_text, holds, own_user, wanted_files
 from edgert_deploy.devices.facts import NO_GLIBC, MachineFacts, describe, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile

@@ -148,12 +148,7 @@ _WITH_LOCK = 'exec 8>>"$1" && shift && { ! command -v flock >/dev/null || flock 
 
 
 def plan_runtime(
-    installed: InstalledRuntimes,
-    facts: MachineFacts,
-    house: Wheelhouse,
-    *,
-    upgrade: bool,
-    exactly: bool,
+    installed: InstalledRuntimes, facts: MachineFacts, house: Wheelhouse, *, upgrade: bool, exactly: bool
 ) -> RuntimePlan:
     """Plan whether and how the runtime changes.
 

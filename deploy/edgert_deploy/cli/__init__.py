@@ -53,11 +53,7 @@ COMMANDS = {
 }
 
 
-@click.group(
-    cls=LazyGroup,
-    commands_by_name=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group(cls=LazyGroup, commands_by_name=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="edgert")
 @click.pass_context
 def edgert(ctx: click.Context) -> None:

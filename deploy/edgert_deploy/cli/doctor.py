@@ -28,12 +28,7 @@ from edgert_deploy.doctor import FAIL, HOST, OK, WARN, Finding
 @inventory_option
 @json_option
 def doctor(
-    selector: str | None,
-    host_only: bool,
-    quiet: bool,
-    profiles_dir: Path | None,
-    inventory: Inventory,
-    as_json: bool,
+    selector: str | None, host_only: bool, quiet: bool, profiles_dir: Path | None, inventory: Inventory, as_json: bool
 ) -> None:
     """Find what is missing or wrong on this host and on devices.
 

@@ -23,13 +23,7 @@ from edgert.printable import counted, endpoint
 from edgert.registry.artifacts import EMPTY, blob_of
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
-from edgert_deploy.common.keys import (
-    PRIVATE_SUFFIX,
-    PUBLIC_SUFFIX,
-    key_paths,
-    public_keys,
-    restore_public_halves,
-)
+from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, key_paths, public_keys, restore_public_halves
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.registry import open_registry
 from edgert_deploy.devices.inventory import Inventory

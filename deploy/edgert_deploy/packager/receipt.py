@@ -45,10 +45,7 @@ BYTES_MAX = 16 * 1024**2
 
 
 def receipt(
-    request: BuildRequest,
-    choices: Sequence[Choice],
-    candidates: Sequence[Candidate],
-    activations: Sequence[Activation],
+    request: BuildRequest, choices: Sequence[Choice], candidates: Sequence[Candidate], activations: Sequence[Activation]
 ) -> bytes:
     """Return the file's bytes: JSON with sorted keys, readable lines, ASCII."""
     # A search builds many candidates. The receipt lists the chosen candidate, and `attempts` describes the others.

@@ -141,10 +141,7 @@ class _Watching:
     def _halt(self, model: str, number: int) -> None:
         self.channels.change(self.name, lambda entries: with_halt(entries, model, True), self.key, lasts_s=self.lasts_s)
         self.halted.append(model)
-        say(
-            "",
-            f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back",
-        )
+        say("", f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back")
 
     def _print_changes(self, releases: Sequence[Progress]) -> None:
         """Print a line for each release whose progress changed."""

@@ -66,12 +66,7 @@ from edgert_deploy.devices.transports import open_transport
 @each_of(
     *section(
         "Folders",
-        click.option(
-            "--local",
-            "folder",
-            type=FolderPath(),
-            help="Use this machine, with its state in this folder.",
-        ),
+        click.option("--local", "folder", type=FolderPath(), help="Use this machine, with its state in this folder."),
         click.option(
             "--home",
             metavar="DIR",

@@ -115,9 +115,7 @@ _login_options = gathered(
         ),
         click.option("--jump-fingerprint", metavar="SHA256:...", help="The jump host's key to accept."),
         click.option(
-            "--no-jump",
-            is_flag=True,
-            help="Remove the jump host from the inventory. ~/.ssh/config may still name one.",
+            "--no-jump", is_flag=True, help="Remove the jump host from the inventory. ~/.ssh/config may still name one."
         ),
         click.option("--identity", type=FILE, help="Private SSH key."),
         click.option("--no-identity", is_flag=True, help="Use the keys of the agent and ~/.ssh."),

@@ -112,12 +112,7 @@ reach_options = gathered(
         metavar="oci://HOST/REPOSITORY",
         help="The registry [default: the project's, [registry] in edgert.toml].",
     ),
-    click.option(
-        "--registry-ca",
-        "ca",
-        type=FILE,
-        help="CA certificate for the registry [default: the system's CAs].",
-    ),
+    click.option("--registry-ca", "ca", type=FILE, help="CA certificate for the registry [default: the system's CAs]."),
     click.option(
         "--registry-login",
         "login",

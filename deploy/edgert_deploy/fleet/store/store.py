@@ -171,10 +171,7 @@ class Store:
         return len(new)
 
     def _count_increases(
-        self,
-        connection: sa.Connection,
-        new: Mapping[Key, tuple[Origin, MetricsMessage]],
-        merged: MergedRows,
+        self, connection: sa.Connection, new: Mapping[Key, tuple[Origin, MetricsMessage]], merged: MergedRows
     ) -> None:
         """Store each counter's growth since the last report. The growth of a late report is already stored."""
         arrived: dict[int, list[int]] = {}

@@ -140,8 +140,7 @@ class PageServer:
             return _text(HTTPStatus.BAD_REQUEST, error.message)
         if not self._streams.acquire(blocking=False):
             return _text(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{STREAMS_MAX} pages are open; the server allows no more: close one",
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{STREAMS_MAX} pages are open; the server allows no more: close one"
             )
         return HttpResponse(HTTPStatus.OK, (), "text/event-stream", tuple(HEADERS.items()), self._events(chosen))
 
