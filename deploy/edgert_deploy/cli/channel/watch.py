@@ -142,7 +142,8 @@ class _Watching:
         self.halted.append(model)
         say(
             "",
-            f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back",
+            f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back. Publish a "
+            f"fixed release, or offer this one again with: edgert channel resume {self.name} {model}",
         )
 
     def _print_changes(self, releases: Sequence[Progress]) -> None:
