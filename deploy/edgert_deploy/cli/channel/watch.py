@@ -141,7 +141,11 @@ class _Watching:
     def _halt(self, model: str, number: int) -> None:
         self.channels.change(self.name, lambda entries: with_halt(entries, model, True), self.key, lasts_s=self.lasts_s)
         self.halted.append(model)
-        say("", f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back")
+        say(
+            "",
+            f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back. Publish a "
+            f"fixed release, or offer this one again with: edgert channel resume {self.name} {model}",
+        )
 
     def _print_changes(self, releases: Sequence[Progress]) -> None:
         """Print a line for each release whose progress changed."""

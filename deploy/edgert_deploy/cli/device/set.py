@@ -49,7 +49,8 @@ class LoginChange:
         of_ssh = of_one or self.jump is not None or self.identity is not None
         if of_ssh and (without_ssh := [device.name for device in devices if not device.kind.uses_ssh]):
             raise click.UsageError(
-                f"{', '.join(without_ssh)}: this machine has no address, host key, jump host or SSH key to set"
+                f"{', '.join(without_ssh)}: this machine has no address, host key, jump host or SSH key to set. Select only "
+                "devices over SSH, or omit these options"
             )
 
     def fields(self, device: Device) -> dict[str, Any]:

@@ -194,7 +194,8 @@ def own_store(settings: MqttSettings) -> str:
 def _warn_if_reachable(host: str) -> None:
     if not is_loopback(host):
         _print_status(
-            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read the page"
+            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read the page. "
+            "Keep this port inside your own network, or behind a proxy with TLS"
         )
 
 
