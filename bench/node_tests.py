@@ -87,6 +87,7 @@ def main() -> None:
         print(json.dumps(summary(results), indent=1))
     else:
         _print(results, each=bool(arguments.operator))
+    sys.stdout.flush()
     sys.exit(any(result.is_broken for result in results))
 
 
@@ -289,4 +290,7 @@ def _progress(count: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # the reader of the output has ended, as with `| head`
+        os._exit(1)

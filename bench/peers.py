@@ -1,27 +1,31 @@
-"""EdgeRT beside other servers with the same engine: overhead, tail, requests, processor, memory.
-
-The peers are `minimal`, a socket loop without any feature; FastAPI + uvicorn over TCP and over a Unix socket; LitServe;
-and MLServer. FastAPI, LitServe and MLServer each get their own environment, which is made at the first use below
-`--envs`. If a peer cannot be installed or does not start, the benchmark names it and leaves it out. Each peer is tuned
-for a small model, and its clients are as fast as possible. Each client keeps one connection, makes the heads of its
-requests beforehand, and sends binary bodies without a copy if the peer accepts them. EdgeRT is used in three ways:
-through its own client without tuning; over HTTP with binary tensors (`EdgeRT HTTP`); and for models with small inputs,
-by a client like the clients of the peers, with frames made beforehand (`EdgeRT frames`). The third way compares only
-the servers. The cache of EdgeRT is off. Each request of a client has another input than the request before.
-
-All models run on ONNX Runtime: digits (INT8, trained), and three models in FP32 with random weights, which take from
-microseconds to milliseconds. Each server serves all models at once, except LitServe and MLServer, which serve only
-digits.
-
-Every client is its own process; rounds of all servers are interleaved, and a figure is the median over the rounds.
-`over_us` is the p50 of one client minus the p50 of `Session.run` in its own process. `cpu_us` is the processor time per
-request of all the server's processes. Memory is the sum of the server's processes (PSS), after all rounds of a
-placement. There are two placements: one core, and all cores. All servers are started anew for each placement, because
-EdgeRT learns at load how to run a model on these cores.
+"""EdgeRT compared with other servers of the same engine: overhead, tail, requests, processor, memory.
 
     python -m bench.peers                                    # a table, and the ratios
     python -m bench.peers --models mlp --peers minimal,fastapi-unix --json
     python -m bench.peers --peers                            # EdgeRT alone
+
+**The peers** are `minimal`, a socket loop without any feature; FastAPI + uvicorn over TCP and over a Unix socket;
+LitServe; and MLServer. Each of them, except `minimal`, gets its own environment below `--envs` at its first use. If a
+peer cannot be installed or does not start, the benchmark names it and leaves it out. Each peer is tuned for a small
+model. Its clients keep one connection, make the heads of their requests beforehand, and send binary bodies without a
+copy if the peer accepts them.
+
+**EdgeRT** runs without a cache, in three ways:
+
+- through its own client, without tuning
+- over HTTP with binary tensors (`EdgeRT HTTP`)
+- for models with small inputs, by a client that sends prepared frames (`EdgeRT frames`), which compares only the
+  servers
+
+**The models** run on ONNX Runtime: digits (INT8, trained), and three models in FP32 with random weights, which take
+from microseconds to milliseconds. Each server serves all models at once, except LitServe and MLServer, which serve only
+digits. Each request of a client has another input than the request before.
+
+**The figures.** Every client is its own process; rounds of all servers are interleaved, and a figure is the median over
+the rounds. `over_us` is the p50 of one client minus the p50 of `Session.run` in its own process. `cpu_us` is the
+processor time per request of all the server's processes. Memory is the sum of the server's processes (PSS), after all
+rounds of a placement. There are two placements: one core, and all cores. All servers are started anew for each
+placement, because EdgeRT learns at load how to run a model on these cores.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from edgert.errors import ConfigInvalid, NotBootstrapped
 from edgert.names import ID, checked_id
 from edgert.printable import reason_of
 from edgert.state_dir import StateDir
-from edgert.toml_file import about, from_table, parse_toml
+from edgert.toml_file import about, from_table, parse_toml, refuse_pipe
 from edgert.typed_json import Closed
 
 UNIT = "edgertd.service"  # the systemd unit that runs the daemon
@@ -289,6 +289,7 @@ def credential(name: str, configured: str) -> str:
 def read_config(state: StateDir) -> DeviceConfig:
     """Read `config.toml`. Raises NotBootstrapped if it is missing, ConfigInvalid if it is not valid."""
     try:
+        refuse_pipe(state.config)
         text = state.config.read_text("utf-8-sig")  # UTF-8 in every locale; editors on Windows write a byte order mark
     except FileNotFoundError as error:
         raise NotBootstrapped(

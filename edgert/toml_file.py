@@ -48,7 +48,7 @@ def refuse_pipe(path: Path) -> None:
     """Raise ConfigInvalid for a named pipe or a device, because a read of it may not end."""
     named = Path(os.path.realpath(path))  # the real path of `<(command)` may not exist
     if named.exists() and not (named.is_file() or named.is_dir()):
-        raise ConfigInvalid(f"{path} is a named pipe or a device: write its content to a file, and pass that file")
+        raise ConfigInvalid(f"{path} is a named pipe or a device: use a regular file instead")
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

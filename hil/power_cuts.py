@@ -3,20 +3,16 @@
     make hil-power CUTS=200 SEED=7                     # an emulated machine
     python -m hil.power_cuts --on local --cuts 1000    # this machine's kernel: fast
 
-The state is in an ext4 on a disk that loses unflushed writes (`support/disk.py`). A cut loses the page cache, and by
-chance each unflushed sector of the disk. So it loses more than any real disk. Then the disk is mounted and the daemon
-starts. The answer to a request must be the answer of the old version or of the new version, bit for bit. The effect of
-an operation that was acknowledged before the cut must still be present. No operator helps. The local device also
-follows a channel. Its power is cut while it asks, fetches, installs and begins a trial, and the next round must do the
-remaining work.
+docs/reliability.md describes the test and its results. The state is in an ext4 on a disk that loses unflushed writes
+(`support/disk.py`). After a cut, the old or the new version must answer, bit for bit, without an operator, and the
+effect of each acknowledged operation must still be present.
 
 Half of the cuts come at a random write or flush of the operation. The other half come at a random time during the
 operation or shortly after it.
 
-The emulated machine has its own kernel. Many cuts must fit into an hour, so the machine does not boot after each cut.
-It resumes from a state that was saved just after a boot, before its state disk was mounted, with another boot id each
-time. `--cold N` boots N times for real. With `--on local`, the disk stops, the processes of the device are killed, and
-the disk is mounted again. The loss is the same, and this is many times faster, but it uses this machine's kernel.
+The emulated machine has its own kernel. Many cuts must fit into an hour, so it resumes from a state that was saved just
+after a boot, before its state disk was mounted, with another boot id each time. `--cold N` boots N times for real. With
+`--on local`, the disk stops, the processes of the device are killed, and the disk is mounted again.
 
 Each cut is logged when it is judged, and the disk of a failed cut is kept beside the log. A run that ends early prints
 its figures, and `--resume LOG` continues it. Each cut has its own random numbers, which depend on the seed and on the

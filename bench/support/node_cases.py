@@ -35,8 +35,8 @@ PROMISED_GROUPS = {
     "MeanVarianceNormalization RMSNormalization",
     "Reduction": "ArgMax ArgMin CumSum ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
     "ReduceSum ReduceSumSquare TopK",
-    "Movement": "Cast CenterCropPad Concat DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND Identity OneHot Pad Reshape Resize Slice "
-    "ScatterND SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Upsample",
+    "Movement": "Cast CenterCropPad Concat DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND Identity OneHot Pad Reshape Resize "
+    "ReverseSequence ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Upsample",
     "Recurrence": "GRU LSTM RNN",
     "Functions that ONNX composes from other operators": "Attention NegativeLogLikelihoodLoss RotaryEmbedding SoftmaxCrossEntropyLoss "
     "SwiGLU",

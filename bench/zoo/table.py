@@ -1,4 +1,4 @@
-"""The zoo's tables as Markdown: four for bench/README.md, and one with a line a model for README.md."""
+"""The zoo's tables as Markdown: two for bench/README.md, and one with a line a model for README.md."""
 
 from __future__ import annotations
 
@@ -18,25 +18,22 @@ Cell = tuple[str, str]  # model, engine
 
 # A table of bench/README.md: the heading of each column, and the key of its value in a row.
 MODELS = {"model": "model", "kind": "kind", "metric": "metric", "FP32's score": "fp32"}
-ACCURACY = {
+RESULTS = {
     "model": "model",
     "engine": "engine",
     "EdgeRT: recipe, score": "ours_text",
     "vendor's best: recipe, score": "vendor_text",
-}
-SPEED = {
-    "model": "model",
-    "engine": "engine",
     "faster": "faster",
     "smaller": "smaller",
     "in INT8": "int8_share",
-    "build, s": "build_cpu_s",
+    "why not INT8": "why_not_int8",
 }
-REFUSED = {"model": "model", "engine": "engine", "reason": "refused"}
 ENGINES = {"tflite": "TFLite", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT"}
 TIMED = ("tflite", "openvino", "onnxruntime")
 CELL_LETTERS_MAX = 100
 NEXT_REASON = re.compile("; (?=[A-Z])")
+LOST = re.compile(r"-> (\S+) on ")  # FP32's score -> the candidate's score
+SLOWER = re.compile(r" took .* took ")
 INT8_SHARE_MIN = 0.9  # of the work; below it the build says "mixed", too
 CODE_LETTERS = 8
 # The code of the packager that quantizes, judges and chooses.
@@ -77,12 +74,12 @@ def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[
 
 
 def _of_models(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the tables of bench/README.md: the models, their accuracy, their speed, and where INT8 was not packed."""
+    """Yield the tables of bench/README.md: the models, and the result of each model in each engine."""
     shown = [
         {
             **row,
             "engine": ENGINES[row["engine"]],
-            "refused": _first_reason(row["refused"]),
+            "why_not_int8": _why_not_int8(row.get("refused")),
             "ours_text": _recipe_and_score(row, "recipe", "ours"),
             "vendor_text": _recipe_and_score(row, "vendor_recipe", "vendor"),
         }
@@ -90,8 +87,7 @@ def _of_models(rows: Sequence[Row]) -> Iterator[str]:
     ]
     first_rows = {row["model"]: row for row in reversed(shown)}
     models = [first_rows[name] for name in dict.fromkeys(row["model"] for row in shown)]
-    refused = [row for row in shown if row["refused"]]
-    for columns, chosen in ((MODELS, models), (ACCURACY, shown), (SPEED, shown), (REFUSED, refused)):
+    for columns, chosen in ((MODELS, models), (RESULTS, shown)):
         yield ""
         yield from _table(list(columns), [[_shown(row.get(key)) for key in columns.values()] for row in chosen])
 
@@ -100,9 +96,13 @@ def _recipe_and_score(row: Row, recipe: str, score: str) -> str:
     return ", ".join(filter(None, (_shown(row.get(recipe)), _shown(row.get(score)))))
 
 
-def _first_reason(reasons: str | None) -> str | None:
-    """Return the reason for the build's first choice, of all that the build joined by semicolons."""
-    return None if reasons is None else NEXT_REASON.split(reasons)[0]
+def _why_not_int8(reasons: str | None) -> str | None:
+    """Return the score or the slowness for which the build's first choice, in INT8, was not packed."""
+    if reasons is None:
+        return None
+    first = NEXT_REASON.split(reasons)[0]  # the build joins all reasons by semicolons
+    lost = LOST.search(first)
+    return f"scored {float(lost[1]):g}" if lost else "slower" if SLOWER.search(first) else first
 
 
 def _by_model(rows: Sequence[Row]) -> Iterator[list[str]]:

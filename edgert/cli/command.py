@@ -141,8 +141,11 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     as_json = "--json" in words
     stop_reporting()
     _open_closed_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or a pipe may have an encoding without some characters
-        sys.stdout.reconfigure(errors="backslashreplace")  # as Python sets it for stderr
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        if sys.stdout.write_through:  # as with PYTHONUNBUFFERED; `_drop_unwritable` finds only text in a buffer
+            sys.stdout = open(sys.stdout.fileno(), "w", 1, sys.stdout.encoding, closefd=False)  # noqa: SIM115  # open until the end
+        # A terminal or a pipe may have an encoding without some characters. Python sets this for stderr.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = command.main(words, prog_name=command.name, standalone_mode=False)
         sys.stdout.flush()

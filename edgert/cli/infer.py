@@ -40,7 +40,7 @@ def infer(state: StateDir, model: str, source: Path, out: Path | None, as_json: 
 
     inputs = tensor_files.read_inputs(source)
     with Client(state.socket(read_config(state).socket)) as client:
-        outputs, names = tensor_files.ask(client, model, inputs)
+        outputs, names = tensor_files.ask(client, model, inputs, is_text=source.suffix == ".txt")
     if out is not None:
         tensor_files.write_outputs(out, outputs)
     emit(tensor_files.as_json(model, outputs, names, values=out is None), tensor_files.as_text(outputs, names), as_json)

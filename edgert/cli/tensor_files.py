@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgert import Client
 from edgert.durable import replacing, storing
-from edgert.errors import InputError
+from edgert.errors import InputError, RequestError
 from edgert.processing.answers.ctc import text_of
 from edgert.processing.signals.csv_table import read_csv
 from edgert.processing.text import text_in_file
@@ -67,12 +67,19 @@ def read_inputs(source: Path) -> NDArray[Any] | Arrays:
         raise InputError(f"{source} contains no arrays: {advice}") from error
 
 
-def ask(client: Client, model: str, inputs: NDArray[Any] | Arrays) -> tuple[Arrays, Arrays]:
+def ask(client: Client, model: str, inputs: NDArray[Any] | Arrays, *, is_text: bool) -> tuple[Arrays, Arrays]:
     """Return the outputs of `model`, and the names of their classes.
 
-    Arrays of `inputs` that only the build reads are not sent, unless the model has inputs of these names.
+    Arrays of `inputs` that only the build reads are not sent, unless the model has inputs of these names. Raises
+    RequestError, also if `is_text` is set and the model takes no text.
     """
     metadata = client.metadata(model)
+    if is_text and "text" not in metadata.get("preprocess", {}):
+        wants = ", ".join(f"{each['name']} {each['datatype']} {each['shape']}" for each in metadata["inputs"])
+        raise RequestError(
+            f"model {model} takes no text, but {wants}: give --input with such an array or file, or build the model with a "
+            "tokenizer ([text] in the --preprocess file)"
+        )
     if isinstance(inputs, dict):
         names = {each["name"] for each in metadata["inputs"]}
         inputs = {name: array for name, array in inputs.items() if name in names or name not in BUILD_ONLY}

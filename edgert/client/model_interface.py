@@ -110,9 +110,9 @@ def _hint_for_bytes(array: NDArray[Any], accepted: list[TensorSpec]) -> str:
     takes_files = any(spec.datatype == "UINT8" and len(spec.shape) == 2 for spec in accepted)
     if array.ndim > 2 or takes_files:
         return ""
-    return (
-        "; to send files or text, build the model with " + ("decode = true in its " if frames else "") + "--preprocess"
-    )
+    if frames:
+        return "; to send image files, build the model with decode = true in its --preprocess"
+    return "; to send files or text, build the model with --preprocess"
 
 
 def _array(value: ArrayLike) -> NDArray[Any]:

@@ -78,6 +78,8 @@ def listening_at(address: Address, group: str = "") -> Iterator[socket.socket]:
             listener.bind((address.host, address.port))
             listener.listen(BACKLOG)
         except OSError as error:
-            raise ConfigInvalid(f"[http] cannot listen on {address}: {error.strerror or error}") from error
+            raise ConfigInvalid(
+                f"[http] cannot listen on {address}: {error.strerror or error}; choose another address or port"
+            ) from error
         listener.setblocking(False)
         yield listener

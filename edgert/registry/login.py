@@ -21,6 +21,7 @@ from urllib.parse import urlencode, urlsplit
 
 from edgert.errors import ConfigInvalid, RegistryError, RegistryLoginRefused
 from edgert.registry.connection import Connection, checked_location
+from edgert.toml_file import refuse_pipe
 
 FILE_BYTES_MAX = 1024**2
 TOKEN_BYTES_MAX = 64 * 1024
@@ -51,6 +52,7 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
     if file is None:
         return None
     try:
+        refuse_pipe(file)
         with file.open("rb") as opened:
             value = json.loads(opened.read(FILE_BYTES_MAX))
         helper = value.get("credHelpers", {}).get(host) or value.get("credsStore")
@@ -62,7 +64,9 @@ def read_credentials(file: Path | None, host: str) -> Credentials | None:
             user, _, secret = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
             return Credentials(user, secret)
     except OSError as error:
-        raise ConfigInvalid(f"cannot read the login file {file}: {error.strerror}") from error
+        raise ConfigInvalid(
+            f"cannot read the login file {file}: {error.strerror}; check its path and its mode"
+        ) from error
     except (ValueError, AttributeError, TypeError, RecursionError, binascii.Error) as error:
         raise ConfigInvalid(
             f'{file} is not a login file: it must read {{"auths": {{"{host}": {{"auth": "..."}}}}}}, as docker login writes it'

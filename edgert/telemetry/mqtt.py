@@ -31,6 +31,7 @@ from edgert.bundle.expiry import time_text
 from edgert.config import BrokerLogin
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import endpoint
+from edgert.toml_file import refuse_pipe
 
 KEEPALIVE_S = 30
 CONNECT_TIMEOUT_S = 5.0
@@ -95,6 +96,7 @@ class MqttSettings(BrokerLogin):
         if not self.password_file:
             return None
         try:
+            refuse_pipe(Path(self.password_file))
             return Path(self.password_file).read_text("utf-8-sig").split("\n")[0].rstrip("\r")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -107,6 +109,8 @@ class MqttSettings(BrokerLogin):
         if not self.tls:
             return None
         try:
+            for name in filter(None, (self.ca, self.cert, self.key)):
+                refuse_pipe(Path(name))
             context = ssl.create_default_context(cafile=self.ca or None)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             if self.cert:

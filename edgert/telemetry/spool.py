@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edgert.durable import locked
 from edgert.errors import StorageFailed
@@ -42,6 +42,11 @@ FIRST_SEQ_MAX = 2**52  # every JSON reader represents integers below 2**53 exact
 IMPORTANCE = {"metrics": 0, "hist": 1, "event": 2}
 _ROW_OVERHEAD_BYTES = 64
 _NO_INODE = -1
+_MESSAGE_TYPES = (int, str, bytes, int, str)  # of the fields of Spooled
+# sqlite3 raises UnicodeDecodeError instead of its own error if the error's text quotes a damaged name.
+_DATABASE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)
+# An OperationalError is mostly an error of the disk. With these texts, it is an error of the file's content.
+_DAMAGE = ("Could not decode", "no such ", "malformed")
 
 Fields = Callable[[int], Mapping[str, object]]
 _T = TypeVar("_T")
@@ -139,7 +144,7 @@ class Spool:
             rows = database.execute(
                 "SELECT id, topic, payload, qos, kind FROM message WHERE id > ? ORDER BY id LIMIT ?", (after_id, limit)
             )
-            return [Spooled(*row) for row in rows]
+            return [_message(row) for row in rows]
 
         return self._transact(read, writes=False)
 
@@ -167,14 +172,15 @@ class Spool:
         def read(database: sqlite3.Connection) -> Retained | None:
             query = "SELECT payload, version FROM retained WHERE topic = ? AND version > ?"
             row = database.execute(query, (topic, after_version)).fetchone()
-            return None if row is None else Retained(*row)
+            return None if row is None else Retained(*_checked(row, (bytes, int)))
 
         return self._transact(read, writes=False)
 
     def stats(self) -> SpoolStats:
         def read(database: sqlite3.Connection) -> SpoolStats:
-            rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()
-            return SpoolStats(rows, size_bytes, dict(database.execute("SELECT kind, count FROM lost")))
+            lost = dict(_checked(row, (str, int)) for row in database.execute("SELECT kind, count FROM lost"))
+            rows, size_bytes = _usage(database)
+            return SpoolStats(rows, size_bytes, lost)
 
         return self._transact(read, writes=False)
 
@@ -194,7 +200,7 @@ class Spool:
                 self._reopen(suspect=False)
             try:
                 return self._attempt(work, writes)
-            except sqlite3.DatabaseError as error:
+            except _DATABASE_ERRORS as error:
                 if not _is_corruption(error):
                     raise
                 self._reopen(suspect=True)
@@ -215,10 +221,11 @@ class Spool:
     def _trim(self, database: sqlite3.Connection) -> None:
         """Delete the oldest messages of the least important kind until the spool is within its limits."""
         while True:
-            rows, size_bytes = database.execute("SELECT rows, size FROM usage").fetchone()
+            rows, size_bytes = _usage(database)
             if rows <= self._rows_max and size_bytes <= self._bytes_max:
                 return
-            victim, kind = database.execute("SELECT id, kind FROM message ORDER BY importance, id LIMIT 1").fetchone()
+            oldest = database.execute("SELECT id, kind FROM message ORDER BY importance, id LIMIT 1").fetchone()
+            victim, kind = _checked(oldest, (int, str))
             _delete(database, victim)
             _count_lost(database, kind)
 
@@ -233,7 +240,7 @@ class Spool:
                 if suspect and not replaced_already:
                     raise sqlite3.DatabaseError("found corrupt while in use")
                 self._database = _connect(self.path, after_loss=mine != _NO_INODE)
-            except sqlite3.DatabaseError as error:
+            except _DATABASE_ERRORS as error:
                 if not suspect and not _is_corruption(error):
                     raise
                 aside = f"{self.path}.corrupt"
@@ -330,7 +337,7 @@ def _delete(database: sqlite3.Connection, message_id: int) -> None:
     row = database.execute("SELECT size FROM message WHERE id = ?", (message_id,)).fetchone()
     if row is not None:
         database.execute("DELETE FROM message WHERE id = ?", (message_id,))
-        _adjust_usage(database, -1, -row[0])
+        _adjust_usage(database, -1, -_checked(row, (int,))[0])
 
 
 def _adjust_usage(database: sqlite3.Connection, rows: int, size_bytes: int) -> None:
@@ -341,9 +348,35 @@ def _count_lost(database: sqlite3.Connection, kind: str) -> None:
     database.execute("INSERT INTO lost VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET count = count + 1", (kind,))
 
 
-def _is_corruption(error: sqlite3.DatabaseError) -> bool:
-    """Return whether the file's content is damaged. A full, locked or read-only disk raises a subclass."""
-    return type(error) is sqlite3.DatabaseError
+def _checked(row: tuple[Any, ...] | None, types: tuple[type, ...]) -> tuple[Any, ...]:
+    """Return a row with values of these types.
+
+    A damaged file may have other values, which SQLite does not notice.
+    """
+    if row is None or tuple(map(type, row)) != types:
+        raise sqlite3.DatabaseError(f"a row is damaged: {row!r:.100}")
+    return row
+
+
+def _message(row: tuple[Any, ...]) -> Spooled:
+    message = Spooled(*_checked(row, _MESSAGE_TYPES))
+    if message.qos not in (0, 1) or not set(message.topic).isdisjoint("+#\0"):
+        raise sqlite3.DatabaseError(f"message {message.id} is damaged: qos {message.qos}, topic {message.topic!r:.100}")
+    return message
+
+
+def _usage(database: sqlite3.Connection) -> tuple[int, int]:
+    """Return the number of the waiting messages and their size in bytes."""
+    rows, size_bytes = _checked(database.execute("SELECT rows, size FROM usage").fetchone(), (int, int))
+    return rows, size_bytes
+
+
+def _is_corruption(error: Exception) -> bool:
+    """Return whether the file's content is damaged.
+
+    The errors of a full, locked or read-only disk are OperationalErrors.
+    """
+    return not isinstance(error, sqlite3.OperationalError) or str(error).startswith(_DAMAGE)
 
 
 def _inode_of(path: Path) -> int:

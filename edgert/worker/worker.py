@@ -170,7 +170,7 @@ class Worker:
 
     def _send_golden(self, end: socket.socket, message: dict[str, Any]) -> None:
         parts = self._parts
-        if parts.previous is not None:  # only requests of apps are compared with the previous version
+        if parts.previous is not None:  # these golden samples are not compared with the previous version
             parts.previous.stop_sampling()
         before = parts.probes.snapshot().totals.requests
         try:

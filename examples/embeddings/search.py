@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edgert import Client
+from edgert.errors import EdgeRTError
 
 SHOWN = 3
 
@@ -25,4 +26,9 @@ def main(file: str, wanted: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        main(sys.argv[1], sys.argv[2])
+    except (OSError, EdgeRTError) as error:
+        sys.exit(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def test_a_file_that_begins_with_a_mark_of_utf_8_is_read(tmp_path: Path) -> None
 def test_a_file_that_the_system_does_not_read_is_named_with_the_reason_alone(tmp_path: Path) -> None:
     (tmp_path / "config.toml").mkdir()
     with pytest.raises(ConfigInvalid, match=rf"^{tmp_path}/config.toml cannot be read: Is a directory$"):
+        read_config(StateDir(tmp_path))
+
+
+def test_a_named_pipe_or_a_device_is_refused(tmp_path: Path) -> None:
+    """A read of it may not end."""
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(ConfigInvalid, match="use a regular file"):
+        read_config(StateDir(tmp_path))
+    (tmp_path / "config.toml").unlink()
+    (tmp_path / "config.toml").symlink_to("/dev/zero")
+    with pytest.raises(ConfigInvalid, match="use a regular file"):
         read_config(StateDir(tmp_path))
 
 

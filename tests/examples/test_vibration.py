@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +80,34 @@ def test_the_app_names_the_state_of_each_file(device: Device, shell: Shell) -> N
     )
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines()] == list(LABELS)
+
+
+@pytest.mark.parametrize("example", ["vibration/app.py", "keyword/app.py", "embeddings/search.py"])
+def test_an_app_without_a_daemon_ends_with_one_line(example: str, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("a text\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / example, tmp_path / "texts", "a text"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "EDGERT_SOCKET": str(tmp_path / "none.sock")},
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    assert done.stderr.startswith("no daemon listens at")
+
+
+def test_the_app_ends_quietly_when_its_reader_has_ended(device: Device, shell: Shell) -> None:
+    unread, pipe = os.pipe()
+    os.close(unread)
+    done = subprocess.run(
+        [sys.executable, EXAMPLE / "app.py", next((shell.folder / "holdout" / LABELS[0]).iterdir())],
+        stdout=pipe,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "EDGERT_SOCKET": str(device.socket)},
+        timeout=300,
+    )
+    os.close(pipe)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_a_signal_of_another_form_is_refused(client: Client) -> None:

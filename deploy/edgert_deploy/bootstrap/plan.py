@@ -216,7 +216,7 @@ def _plan_runtime(
     )
     plan = plan_runtime(installed, facts, house, upgrade=options.upgrade, exactly=options.exactly)
     if plan.action is RuntimeAction.UPGRADE and installed.configured:
-        runtimes.live_models()  # raises DeployUnderWay, if a deployment is under way, before a byte is sent
+        runtimes.live_models()  # raises DeployUnderWay, if a model is on trial, before a byte is sent
     for engine, why in house.lacking.items():
         progress(f"{engine} is left out: {why}")
     if plan.action is RuntimeAction.KEEP:

@@ -51,7 +51,6 @@ from edgert.errors import (
 )
 from edgert.printable import counted
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
-from edgert_deploy.devices.claims import check_not_deploying
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
@@ -208,14 +207,13 @@ class Runtimes:
     def live_models(self) -> tuple[str, ...]:
         """Return the models that the runtime in use serves; () if the daemon does not answer.
 
-        Raises DeployUnderWay if a model is being deployed or on trial. With two trials at the same time, nobody could
+        Raises DeployUnderWay if a model is on trial. With two trials at the same time, nobody could
         tell which of them caused a failure.
         """
         try:
             status = RemoteDaemon(self.transport, self.device).status()
         except DeviceError:
             return ()
-        check_not_deploying(self.device, status)
         on_trial = [model.model for model in status.models if model.on_trial]
         if on_trial:
             raise DeployUnderWay(

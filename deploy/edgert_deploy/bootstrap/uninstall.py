@@ -19,7 +19,7 @@ from edgert.config import UNIT
 from edgert.errors import DeviceError, EdgeRTError, StorageFailed
 from edgert_deploy.bootstrap.runtime import script_text
 from edgert_deploy.devices import service
-from edgert_deploy.devices.claims import KNOWN, check_not_deploying, setting_up
+from edgert_deploy.devices.claims import KNOWN, setting_up
 from edgert_deploy.devices.device_files import DeviceFile, config_text, put
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
@@ -55,16 +55,7 @@ def uninstall(
         shown = _removal(device, _run("show", device, purge, transport))
         return replace(shown, removed=(*_retained(device, transport, "show").removed, *shown.removed))
     with setting_up(device, transport, make=False) as claim:
-        _check_not_deploying(device, claim)
         return _uninstall(device, claim, purge, progress)
-
-
-def _check_not_deploying(device: Device, transport: Transport) -> None:
-    try:
-        status = RemoteDaemon(transport, device).status()
-    except EdgeRTError:  # an uninstall also removes a runtime that does not answer
-        return
-    check_not_deploying(device, status)
 
 
 def _uninstall(device: Device, transport: Transport, purge: bool, progress: LineSink) -> Removal:

@@ -30,7 +30,7 @@ from edgert_deploy.cli.shared.options import inventory_option, profiles_option, 
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.devices.same_machine import refuse_same_machine, refuse_same_state
+from edgert_deploy.devices.same_machine import refuse_same_machine, select_to_change
 from edgert_deploy.devices.transports import Transport
 
 
@@ -79,8 +79,7 @@ def bootstrap(
       edgert bootstrap all --follow oci://registry.example.org/plant/models --channel stable --registry-login login.json
     """
     runtime.check()
-    devices = inventory.select(selector)
-    refuse_same_state(devices)
+    devices = select_to_change(inventory, selector)
     if not same_machine:
         refuse_same_machine(devices, inventory.devices())
     options = BootstrapOptions(

@@ -83,7 +83,7 @@ def infer(
         else:
             try:
                 with Client(socket or default_socket()) as client:
-                    outputs, names = ask(client, model, inputs)
+                    outputs, names = ask(client, model, inputs, is_text=source.suffix == ".txt")
             except DaemonUnreachable as error:
                 raise DaemonUnreachable(
                     f"{error.message}. For a model on a device: edgert infer {model} DEVICE"
@@ -108,7 +108,10 @@ def ask_device(device: Device, model: str, source: Path) -> tuple[Arrays, Arrays
         names = {name: np.array(array["labels"], object) for name, array in answered.items() if "labels" in array}
         return outputs, names
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DeviceError(f"{device.name}: the answer of `edgertd infer` cannot be read: {error!r}") from error
+        raise DeviceError(
+            f"{device.name}: the answer of `edgertd infer` cannot be read: {error!r}. If it has another version of edgert, "
+            f"upgrade it with: edgert bootstrap {device.name} --upgrade"
+        ) from error
     finally:
         with contextlib.suppress(EdgeRTError):
             transport.run(in_folder(incoming, ["rm", "-f", f"./{file_name}"]), QUICK_S_MAX)

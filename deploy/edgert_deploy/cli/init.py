@@ -76,7 +76,9 @@ def init(folder: Path, as_json: bool) -> None:
         written = [name for name, text in files.items() if _write_new(folder / name, text)]
         lines = (folder / ".gitignore").read_text(errors="replace").split()
     except OSError as error:
-        raise ConfigInvalid(f"cannot make {folder} a project: {file_error(error, str(folder))}") from error
+        raise ConfigInvalid(
+            f"cannot make {folder} a project: {file_error(error, str(folder))}. Free this place, or give another folder"
+        ) from error
     project = find_project(folder)  # this also reports a fault in an existing file
     private, public = key_paths(project.keys, "default")
     shared = project.public_keys / public.name
@@ -94,7 +96,7 @@ def init(folder: Path, as_json: bool) -> None:
     if INVENTORY in written and users.exists():
         progress(f"note: your devices so far are in {users}: copy this file here, or pass --inventory")
     if lacking := [line for line in IGNORED if line not in lines]:
-        progress(f"note: .gitignore existed; it lacks {', '.join(lacking)}")
+        progress(f"note: .gitignore existed; add to it: {', '.join(lacking)}")
     if private.exists():
         progress(f"signing key: {private} (back it up: devices trust only bundles that this key signs)")
     else:

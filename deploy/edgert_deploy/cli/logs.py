@@ -56,7 +56,7 @@ def logs(selector: str, follow: bool, lines: int, since: str, model: str, invent
     if log or as_json:
         emit({"device": device.name, "lines": log}, "\n".join(log), as_json)
     if not log:
-        progress(f"{device.name} has no such lines")
+        progress(f"{device.name} has no such lines: omit --model, or give an earlier --since")
 
 
 def _follow(device: Device, request: LogRequest, as_json: bool) -> None:

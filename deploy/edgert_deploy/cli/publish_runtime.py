@@ -65,13 +65,13 @@ def publish_runtime(
 ) -> None:
     """Put the runtime that this host would bootstrap into a registry as RELEASE, for each --profile.
 
-    Give at least one --profile.
+    Give at least one --profile and one --python. With --channel, the command also offers the release to the devices of
+    these profiles that follow the channel.
 
-    With --channel, the command offers the release to the devices of these profiles that follow the channel. A device
-    fetches the wheels that it lacks, makes the new runtime beside the old runtime, and tests the new runtime. If a
-    model does not answer correctly within --watch, the device rolls back by itself. The commands promote, channel halt
-    and channel resume treat edgert.runtime like a model. If root installed the runtime, only edgert bootstrap --upgrade
-    changes it.
+    A device fetches the wheels that it lacks, makes the new runtime beside the old runtime, and tests it. If a model
+    does not answer correctly within --watch, the device rolls back by itself. If root installed the runtime, only
+    edgert bootstrap --upgrade changes it. The commands promote, channel halt and channel resume treat edgert.runtime
+    like a model.
 
     \b
     Examples:

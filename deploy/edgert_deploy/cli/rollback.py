@@ -16,7 +16,7 @@ from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.devices.claims import claimed
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.remote import ACTIVATE_S_MAX, RemoteDaemon
-from edgert_deploy.devices.same_machine import refuse_same_state
+from edgert_deploy.devices.same_machine import select_to_change
 from edgert_deploy.devices.transports import Transport
 
 
@@ -47,8 +47,7 @@ def rollback(model: str, selector: str, force: bool, inventory: Inventory, as_js
                 answer = claim.call("rollback", model, timeout_s=ACTIVATE_S_MAX)
         return {"was": answer["was"], "release": answer["release"]}
 
-    devices = inventory.select(selector)
-    refuse_same_state(devices)
+    devices = select_to_change(inventory, selector)
     results = run_on_each(devices, roll_back)
     cells = [("DEVICE", "MODEL", "LIVE")]
     for name, answer in results.answers:

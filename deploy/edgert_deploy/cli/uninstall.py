@@ -14,7 +14,7 @@ from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument, yes_option
 from edgert_deploy.cli.shared.output import say
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.same_machine import refuse_same_state
+from edgert_deploy.devices.same_machine import select_to_change
 from edgert_deploy.devices.transports import Transport
 
 
@@ -38,8 +38,7 @@ def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: I
       edgert uninstall kitchen
       edgert uninstall line-2 --purge --yes
     """
-    devices = inventory.select(selector)
-    refuse_same_state(devices)
+    devices = select_to_change(inventory, selector)
     if not yes and not dry_run:
         purge = _agreed(devices, purge)
 

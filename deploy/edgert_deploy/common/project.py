@@ -213,7 +213,7 @@ def _project(file: Path, value: dict[str, Any]) -> Project:
         raise ConfigInvalid(f"{file} has an unknown key {unknown[0]!r}; known: {shown}")
     for key, setting in value.items():
         if not isinstance(setting, str) or not setting:
-            raise ConfigInvalid(f"{file}: {key} must be text, got {setting!r}")
+            raise ConfigInvalid(f"{file}: {key} must be text, got {setting!r}: write it in quotes, or remove the line")
 
     def path(key: str) -> Path | None:
         return _path(root, value[key]) if key in value else None
@@ -259,7 +259,9 @@ def _store(file: Path, text: str) -> str:
 def _targets(file: Path, table: Any) -> dict[str, float]:
     """Return the latency target of each model. Raises ConfigInvalid."""
     if not isinstance(table, dict):
-        raise ConfigInvalid(f"{file}: [p99_target_ms] must be a table, got {table!r}")
+        raise ConfigInvalid(
+            f"{file}: [p99_target_ms] must be a table, got {table!r}: write it as a heading, and a line for each model below it"
+        )
     for model, target_ms in table.items():
         if isinstance(target_ms, bool) or not isinstance(target_ms, (int, float)) or not 0 < target_ms < float("inf"):
             raise ConfigInvalid(f"{file}: [p99_target_ms] {model} = {target_ms!r}: give ms, such as {model} = 20")

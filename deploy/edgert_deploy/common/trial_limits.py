@@ -58,7 +58,7 @@ def limits_for(
 def check_table(table: Any) -> dict[str, Any]:
     """Return `table` if every line in it is valid. Raises ConfigInvalid."""
     if not isinstance(table, dict):
-        raise ConfigInvalid(f"[trial] must be a table, got {table!r}")
+        raise ConfigInvalid(f"[trial] must be a table, got {table!r}: write it as a heading, and the limits below it")
     for model in [key for key, value in table.items() if isinstance(value, dict)] or [""]:
         _merged(table, model)
     return table

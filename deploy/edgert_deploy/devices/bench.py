@@ -25,8 +25,10 @@ from edgert.checks.bench_answer import BenchAnswer
 from edgert.checks.status import DeviceStatus
 from edgert.durations import duration_text
 from edgert.errors import BundleCorrupt, EdgeRTError, EngineMissing
+from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import to_json
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, answer_of
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
@@ -65,11 +67,11 @@ def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: L
     incoming, name = f"{daemon.device.state}/incoming", f"bench-{uuid.uuid4().hex}"
     remote = f"{incoming}/{name}"
     paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    size_bytes = sum(path.stat().st_size for path in paths)
+    progress(f"sending {counted(len(paths), 'file')}, {size_text(size_bytes)}")
     try:
         for path in paths:
-            part = path.relative_to(folder).as_posix()
-            progress(f"sending {part}")
-            daemon.transport.put(path, f"{remote}/{part}")
+            daemon.transport.put(path, f"{remote}/{path.relative_to(folder).as_posix()}")
         answer = daemon.call("bench", remote, *words, "--for", duration_text(seconds), timeout_s=BENCH_S_MAX)
         return answer_of(BenchAnswer, answer)
     finally:

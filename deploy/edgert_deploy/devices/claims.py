@@ -107,12 +107,14 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
 def setting_up(device: Device, transport: Transport, *, make: bool = True) -> Iterator[Transport]:
     """Claim the whole device; yield a transport that runs commands only while this host has the claim.
 
-    With `make` False, the function neither changes nor claims a device that was never set up. Raises DeployUnderWay if
-    another host sets the device up, StorageFailed if the device's disk is full, and DeviceError if the device's folders
-    hold other files or cannot be written.
+    With `make` False, the function neither changes nor claims a device that was never set up.
+
+    Raises DeployUnderWay if another host sets the device up or deploys to it, StorageFailed if the device's disk is
+    full, and DeviceError if the device's folders hold other files or cannot be written.
     """
     with _noted(device, _SET_UP, "another bootstrap or uninstall") as note:
         if not device.kind.needs_runtime:
+            _check_not_deploying(device, transport)
             yield transport
             return
         token, lasts_s, begun = secrets.token_hex(8), QUICK_S_MAX + SPARE_S, time.monotonic()
@@ -124,6 +126,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
             return
         try:
             _write(note, token)
+            _check_not_deploying(device, transport)
             yield _Claimed(device, transport, token, begun + lasts_s)
         finally:
             with contextlib.suppress(EdgeRTError):
@@ -140,18 +143,22 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
     _script(device, transport, ("look", device.home, over))
 
 
-def check_not_deploying(device: Device, status: DeviceStatus) -> None:
+def record_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
+    """Record on the device the folders that bootstrap will create; an uninstall removes only these."""
+    _script(device, transport, ("note", device.home, *folders))
+
+
+def _check_not_deploying(device: Device, transport: Transport) -> None:
     """Raise DeployUnderWay if a deployment has the claim of a model."""
+    try:
+        status = RemoteDaemon(transport, device).status()
+    except EdgeRTError:  # a set-up also installs, repairs or removes a runtime that does not answer
+        return
     for claim in status.claims:
         raise DeployUnderWay(
             f"a deployment of {claim.model} is in progress on {device.name} (since {claim.since}, by {claim.by}). Nothing was "
             f"changed; try again when it has ended. If that host has disappeared, its claim expires in {claim.left_s:.0f} s"
         )
-
-
-def record_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
-    """Record on the device the folders that bootstrap will create; an uninstall removes only these."""
-    _script(device, transport, ("note", device.home, *folders))
 
 
 class _Claimed:

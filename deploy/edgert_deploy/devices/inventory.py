@@ -400,4 +400,6 @@ def _replace_file(path: Path, data: bytes) -> None:
     try:
         replace_file(target, data, mode=target.stat().st_mode & 0o777 if target.exists() else 0o644)
     except OSError as error:
-        raise ConfigInvalid(f"cannot write inventory {path}: {error.strerror}") from error
+        raise ConfigInvalid(
+            f"cannot write inventory {path}: {error.strerror}; check the folder's rights and its free space"
+        ) from error

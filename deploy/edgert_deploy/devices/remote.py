@@ -60,8 +60,9 @@ class RemoteDaemon:
         argv = edgertd(self.device)
 
         def progress(line: str) -> None:
-            # On a device without edgertd, the shell prints an error with the path of the program.
-            if self._progress is not None and argv[0] not in line:
+            # On a device without edgertd, the shell prints an error with the path of the program. TFLite prints lines
+            # that start with INFO.
+            if self._progress is not None and argv[0] not in line and not line.startswith("INFO: "):
                 self._progress(line)
 
         result = self.transport.run([*argv, *words, "--json"], timeout_s, on_stderr=progress)

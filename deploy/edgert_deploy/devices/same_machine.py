@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.devices.inventory import Device
+from edgert_deploy.devices.inventory import Device, Inventory
+
+
+def select_to_change(inventory: Inventory, selector: str) -> list[Device]:
+    """Return the devices that `selector` matches, for a command that changes them.
+
+    Raises ConfigInvalid, also if two of the devices have one state folder on one machine.
+    """
+    devices = inventory.select(selector)
+    refuse_same_state(devices)
+    return devices
 
 
 def refuse_same_machine(chosen: Iterable[Device], known: Iterable[Device]) -> None:

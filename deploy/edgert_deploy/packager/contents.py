@@ -57,8 +57,8 @@ class Contents:
 def golden_samples(evaluation: Evaluation, choices: Sequence[Choice], progress: Progress) -> Golden:
     """Return the golden samples, with tolerances from runs in every way in which each engine can compute."""
     samples, files = evaluation.golden_set, {}
+    progress("comparing each artifact's answers between kernels and between numbers of threads")
     for name, candidate in all_packed(choices).items():
-        progress(f"{name}: comparing its answers between kernels and between numbers of threads")
         answers = evaluation.answers
         files[name] = tolerances(candidate.artifact, evaluation.source, samples, candidate.golden, answers)
     return Golden(evaluation.golden_inputs(), files, samples.raw, samples.lengths)

@@ -1,9 +1,7 @@
 """Resizes image files and frames to the model's size, in Pillow's code, which releases the GIL.
 
-Pillow is fast enough. From a 1080p JPEG to 224x224, it takes 5.2 ms with its reduced decode, and 15 ms without the
-reduced decode; simplejpeg and OpenCV take 4.9 ms (`bench/preprocess.py`). Pillow's pixels are the closest to the pixels
-of the usual training code. Pillow installs 22 MB; OpenCV installs 150 MB and uses 12 MB more of resident memory. Host
-and device use the same codec, so their pixels are equal.
+Only Pillow decodes images, on host and device, so their pixels are equal
+(docs/decisions/0004-pillow-is-the-only-image-decoder.md).
 
 A JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size: the smallest size that is not below the wanted size. A frame is
 first averaged in whole blocks. Limits are checked on the header, before the decode. EXIF orientation is not applied.

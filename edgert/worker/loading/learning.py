@@ -1,21 +1,23 @@
 """Learning: measures on this device how many threads, instances and batch items a model needs.
 
-Theory of operation: threads are tried as 1, 2, 4, ... up to the number of processors. A larger number is taken only if
-it gains MORE_THREADS_GAIN: a small model runs in 13 µs on one thread and in 26 µs on two threads. One session is open
-at a time, so learning takes no more memory than serving. Then batches of 1, 2, 4, ... are timed on the fastest session.
-The cap is the largest batch that is still cheaper per item than the smaller batches. A size that would take more than
-LEARN_MB_MAX is not tried, because its activations would stay in memory while the worker serves. Engines keep the memory
-of their largest batch, so a session that grew by more than KEPT_MB_MAX is opened again.
+Theory of operation:
 
-If threads may share the engine's session, a model that gains little from batches gets several parallel runs. While one
-run waits for its client or its slowest thread, another run works. The reactor gets a session of its own, with one
-thread, under two conditions. The reactor may serve the model. And runs of one thread answer more requests than runs
-of several threads.
+1. Threads are tried as 1, 2, 4, ... up to the number of processors. A larger number is taken only if it gains
+   MORE_THREADS_GAIN: a small model runs in 13 µs on one thread and in 26 µs on two threads. One session is open at a
+   time, so learning takes no more memory than serving.
+2. Batches of 1, 2, 4, ... are timed on the fastest session. The cap is the largest batch that is still cheaper per item
+   than the smaller batches. A size that would take more than LEARN_MB_MAX is not tried, because its activations would
+   stay in memory while the worker serves. Engines keep the memory of their largest batch, so a session that grew by
+   more than KEPT_MB_MAX is opened again.
+3. If threads may share the engine's session, a model that gains little from batches gets several parallel runs. While
+   one run waits for its client or its slowest thread, another run works. If the reactor may serve the model, and runs
+   of one thread answer more requests than runs of several threads, the reactor gets a session of its own, with one
+   thread.
 
 Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the earlier figures
-decide. The result is kept in the device's state, so the next load measures nothing. The result is valid for the same
-artifact, engine version, processors and configuration. If other work took much of the processors, the next MEASURED_MAX
-- 1 loads measure again, and the least disturbed result is used.
+decide. The result is kept in the device's state, so the next load measures nothing. It is valid for the same artifact,
+engine version, processors and configuration. If other work took much of the processors, the next MEASURED_MAX - 1 loads
+measure again, and the least disturbed result is used.
 """
 
 from __future__ import annotations

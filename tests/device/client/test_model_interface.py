@@ -44,7 +44,7 @@ def test_a_refusal_of_inputs_names_the_inputs_of_the_model(shape: list[int], giv
         (
             [-1, 8, 8, 3],
             b"\xff\xd8",
-            r"; to send files or text, build the model with decode = true in its --preprocess$",
+            r"; to send image files, build the model with decode = true in its --preprocess$",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_a_file_of_another_form_is_an_error(tmp_path: Path, value: object) -> No
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="cannot read"):
         read_credentials(tmp_path / "missing.json", HOST)
+
+
+def test_a_named_pipe_as_the_login_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigInvalid, match="use a regular file"):
+        read_credentials(tmp_path / "pipe", HOST)
 
 
 @pytest.mark.parametrize("key", ["credHelpers", "credsStore"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -106,6 +107,16 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, object]) -
 def test_a_password_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="nowhere cannot be read: No such file or directory; check its path"):
         MqttSettings("h", username="u", password_file=str(tmp_path / "nowhere")).password()
+
+
+def test_a_named_pipe_as_a_file_of_the_login_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    pipe = str(tmp_path / "pipe")
+    with pytest.raises(ConfigInvalid, match="use a regular file"):
+        MqttSettings("h", username="u", password_file=pipe).password()
+    for settings in (MqttSettings("h", tls=True, ca=pipe), MqttSettings("h", tls=True, cert=pipe, key=pipe)):
+        with pytest.raises(ConfigInvalid, match="use a regular file"):
+            settings.tls_context()
 
 
 def test_a_password_file_of_an_editor_on_windows_is_read(tmp_path: Path) -> None:

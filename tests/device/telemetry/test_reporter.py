@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import tracemalloc
@@ -140,6 +141,7 @@ def test_hours_without_a_broker_lose_no_event_and_every_lost_window_is_counted(t
         if minute % 60 == 0:
             bench.reporter.event("worker_crashed", restarts=minute)
         if minute in (180, hours * 60 - 1):
+            gc.collect()
             held.append(tracemalloc.get_traced_memory()[0] // 1000)
     tracemalloc.stop()
     stats = bench.spool.stats()

@@ -169,6 +169,55 @@ def test_a_file_that_becomes_corrupt_in_use_is_replaced_once_for_all_processes(p
     assert path.with_name("telemetry.db.corrupt").exists()
 
 
+@pytest.mark.parametrize(
+    ("intact", "damaged"),
+    [
+        (b"plant-a/pi-07", b"plant-\xa5/pi-07"),  # not UTF-8
+        (b"plant-a/pi-07", b"plant-#/pi-07"),  # no topic of a message
+        (b"message_by_importance", b"message_by\x91importance"),  # not UTF-8, in the text of SQLite's own error
+        (b"CREATE TABLE stream (name", b"CREATE TABLE stream (nbme"),
+    ],
+    ids=["text", "topic", "name", "column"],
+)
+def test_a_file_whose_damage_sqlite_does_not_notice_is_replaced(path: Path, intact: bytes, damaged: bytes) -> None:
+    spool = Spool(path)
+    spool.append("event", "plant-a/pi-07", lambda seq: {"seq": seq}, 1, "event")
+    spool.close()
+    content = path.read_bytes()
+    assert intact in content
+    path.write_bytes(content.replace(intact, damaged, 1))
+    spool = Spool(path)
+    spool.take(10)
+    new = add(spool)
+    assert seqs(spool.take(10)) == [new]
+    assert path.with_name("telemetry.db.corrupt").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE message SET payload = 'text'",
+        "UPDATE message SET qos = 7",
+        "UPDATE message SET size = x'00'",
+        "UPDATE usage SET rows = 1000000",
+        "UPDATE retained SET payload = 1",
+        "INSERT INTO lost VALUES ('hist', 'text')",
+        "DELETE FROM usage",
+    ],
+)
+def test_a_file_with_values_that_nobody_wrote_is_replaced(path: Path, damage: str) -> None:
+    spool = Spool(path)
+    add(spool)
+    spool.retain("deploy", {"v": 1})
+    with sqlite3.connect(path) as database:
+        database.execute(damage)
+    spool.retained("deploy")
+    add(spool)
+    spool.delete_acknowledged([message.id for message in spool.take(10)])
+    assert spool.stats().lost == {"unknown": 1}
+    assert path.with_name("telemetry.db.corrupt").exists()
+
+
 def test_only_the_newest_corrupt_file_is_kept(path: Path) -> None:
     for number in range(2):
         path.write_bytes(b"bad %d" % number)

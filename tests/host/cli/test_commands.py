@@ -266,6 +266,7 @@ def test_a_command_succeeds_with_closed_streams_and_no_file_gets_their_descripto
 WRONG = ("status", "nothing")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     ("words", "stdout", "stderr", "code", "shown"),
     [
@@ -279,7 +280,7 @@ WRONG = ("status", "nothing")
     ],
 )
 def test_output_that_cannot_be_written_does_not_change_the_exit_code(
-    words: tuple[str, ...], stdout: str, stderr: str, code: int, shown: str, tmp_path: Path
+    words: tuple[str, ...], stdout: str, stderr: str, code: int, shown: str, unbuffered: str, tmp_path: Path
 ) -> None:
     (tmp_path / "inventory.toml").touch()
     unread, pipe = os.pipe()
@@ -288,7 +289,7 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_code(
         stack.callback(os.close, pipe)
         full = stack.enter_context(Path("/dev/full").open("wb"))
         places: dict[str, Any] = {"": subprocess.PIPE, "/dev/full": full, "a pipe without a reader": pipe}
-        environment = environment_of(ROOT, EDGERT_CONFIG_DIR=str(tmp_path), PYTHONUNBUFFERED="")
+        environment = environment_of(ROOT, EDGERT_CONFIG_DIR=str(tmp_path), PYTHONUNBUFFERED=unbuffered)
         done = subprocess.run(
             [*EDGERT, *words], stdout=places[stdout], stderr=places[stderr], env=environment, text=True, check=False
         )

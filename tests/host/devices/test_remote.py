@@ -37,9 +37,9 @@ def test_the_last_json_object_is_the_answer() -> None:
     assert called(Answers(0, 'a line\n{"old": 1}\n{"files": []}\n')) == {"files": []}
 
 
-def test_the_lines_of_edgertd_are_passed_on_but_not_the_error_of_a_shell_that_does_not_find_it() -> None:
+def test_the_lines_of_edgertd_are_passed_on_but_not_those_of_an_engine_or_a_shell() -> None:
     lines: list[str] = []
-    called(Answers(0, "{}", "unpacking\n"), lines.append)
+    called(Answers(0, "{}", "unpacking\nINFO: Created TensorFlow Lite XNNPACK delegate for CPU.\n"), lines.append)
     with pytest.raises(NotBootstrapped):
         called(Answers(127, stderr="sh: 1: exec: /home/venv/bin/edgertd: not found\n"), lines.append)
     assert lines == ["unpacking"]

@@ -59,7 +59,10 @@ def test_a_lost_link_is_not_taken_for_a_refused_login(error: Exception) -> None:
         (late_greeting(), "sent no greeting in time"),
         (paramiko.SSHException("Error reading SSH protocol banner"), "does not greet as SSH does"),
         (IncompatiblePeer("no acceptable kex algorithm"), "no acceptable kex algorithm. Its SSH server is old"),
-        (ConnectionRefusedError(111, "Connection refused"), "Connection refused. Check that it is on"),
+        (
+            ConnectionRefusedError(111, "Connection refused"),
+            "Connection refused. It is on, but nothing listens there: check that sshd runs",
+        ),
         (NoValidConnectionsError({("10.0.0.7", 22): OSError(113, "No route to host")}), "No route to host. Check"),
         (TimeoutError(), "TimeoutError. Check that it is on"),
     ],

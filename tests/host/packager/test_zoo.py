@@ -33,7 +33,7 @@ FOLDER = Path(__file__).parents[2] / "support" / "models" / "zoo"
 MODULES = {"onnxruntime": "onnxruntime", "openvino": "nncf", "tflite": "ai_edge_litert"}
 ENGINES = tuple(engine for engine, module in MODULES.items() if importlib.util.find_spec(module))
 ANGLE_LINES = 100
-TABLES = (table.MODELS, table.ACCURACY, table.SPEED, table.REFUSED)
+TABLES = (table.MODELS, table.RESULTS)
 
 
 def text_lines(count: int, seed: int) -> Array:
@@ -124,12 +124,19 @@ def test_the_tables_list_the_rows_that_are_missing_and_the_rows_of_earlier_code(
 
 
 def test_the_tables_list_a_model_once_and_the_first_reason_why_int8_was_not_packed() -> None:
+    lost = (
+        "INT8: texts fell by 0.1250 (1.0000 -> 0.8750 on 120 samples); INT8: texts fell by 0.2 (1 -> 0.8 on 9 samples)"
+    )
     packed = table_row("tflite", metric="right label", fp32=1.0, recipe="min-max", ours=0.9917, faster=1.5)
-    fp16 = table_row("openvino", metric="right label", fp32=1.0, refused="INT8: lost 0.2 (1; 2); INT8: lost 0.3")
-    lines = list(table.markdown([packed, fp16], [], ""))
+    lossy = table_row("openvino", metric="right label", fp32=1.0, refused=lost)
+    slow = table_row("onnxruntime", metric="right label", fp32=1.0, refused="INT8 took 1.2 ms, FP16 took 0.6 ms")
+    lines = list(table.markdown([packed, lossy, slow], [], ""))
     assert lines.count("| a | classifier | right label | 1 |") == 1
-    assert "| a | TFLite | min-max, 0.9917 |  |" in lines
-    assert [line for line in lines if "lost" in line] == ["| a | OpenVINO | INT8: lost 0.2 (1; 2) |"]
+    assert "| a | TFLite | min-max, 0.9917 |  | 1.5 |  |  |  |" in lines
+    assert [line.split(" | ")[-1] for line in lines if line.startswith(("| a | Op", "| a | ON"))] == [
+        "scored 0.875 |",
+        "slower |",
+    ]
 
 
 def test_a_list_with_an_unknown_name_is_refused_with_the_known_names(tmp_path: Path) -> None:

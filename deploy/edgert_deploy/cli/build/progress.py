@@ -1,7 +1,8 @@
 """The progress of a build on stderr: one bar for each target, or plain lines without a terminal.
 
 The build reports lines `TARGET: stage` or `tool: step`. Each artifact of a target always has two stages, building and
-judging. A bar counts only these two stages, not further stages (a search, measuring).
+judging. A bar counts only these two stages, not further stages (a search, measuring). Plain lines omit the building of
+an artifact in the build cache.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from edgert.cli.output import progress
 from edgert.printable import printable
+from edgert_deploy.packager.candidates.build_processes import FROM_CACHE
 
 STAGE = re.compile(r"([a-z0-9-]+): ((?:building|judging) .*)")
 STAGES_PER_ARTIFACT = 2
@@ -37,7 +39,8 @@ class BuildProgress:
 
     def __call__(self, line: str) -> None:
         if self._bars is None:
-            progress(line)
+            if not line.endswith(FROM_CACHE):
+                progress(line)
         else:
             self._bars.show(printable(line, newlines=False))
 
@@ -87,7 +90,7 @@ class _Bars:
     def show(self, line: str) -> None:
         match = STAGE.fullmatch(line)
         if match and match[1] in self._tasks:
-            self._enter(match[1], line)
+            self._enter(match[1], line.removesuffix(FROM_CACHE))
         target = line.partition(": ")[0]
         if line.startswith("warning: "):
             self.print_above(line)

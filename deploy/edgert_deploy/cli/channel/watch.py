@@ -69,11 +69,12 @@ def watch(
 ) -> None:
     """Show the progress of channel NAME, and halt a release of MODEL that too many devices roll back.
 
-    Without MODEL, the command watches every model. Devices report their progress, and `edgert fleet record` writes the
-    reports to the store. The limit counts every device that rolled a release back by itself, or refused it, at any
-    time. It does not count a rollback by a command. The command ends when each device has kept the release or rolled it
-    back, and at least one device has started it; --for ends it earlier. A device that sent no report for 15 minutes is
-    stale: the command does not wait for it if another device has started the release.
+    Without MODEL, the command watches every model. It reads the devices' reports from the store, which `edgert fleet
+    record` must fill. --max-failures counts the devices that rolled a release back by themselves, or refused it.
+
+    The command ends when each device has kept the release or rolled it back, and at least one device has started it;
+    --for ends it earlier. It does not wait for a device that is stale (no report for 15 minutes), if another device has
+    started the release.
 
     The exit code is 9 if the command halted a release, 130 after Ctrl-C without --for, else 0.
 
@@ -140,7 +141,10 @@ class _Watching:
     def _halt(self, model: str, number: int) -> None:
         self.channels.change(self.name, lambda entries: with_halt(entries, model, True), self.key, lasts_s=self.lasts_s)
         self.halted.append(model)
-        progress(f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back")
+        progress(
+            f"halted release {number} of {model}: more than {self.limit} of the devices rolled it back. Publish a "
+            f"fixed release, or offer this one again with: edgert channel resume {self.name} {model}"
+        )
 
     def _print_changes(self, releases: Sequence[Progress]) -> None:
         """Print a line for each release whose progress changed."""

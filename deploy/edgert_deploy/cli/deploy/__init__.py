@@ -29,7 +29,7 @@ from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.claims import user_and_host
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.devices.same_machine import refuse_same_state
+from edgert_deploy.devices.same_machine import select_to_change
 from edgert_deploy.devices.transports import LineSink, Transport, open_transport
 from edgert_deploy.rollout.plan import Offer
 from edgert_deploy.rollout.request import DeployRequest, read_offer
@@ -84,8 +84,7 @@ def deploy(
       edgert deploy digits.edgert all --dry-run --json
     """
     strategy = order.strategy()
-    devices = inventory.select(selector)
-    refuse_same_state(devices)
+    devices = select_to_change(inventory, selector)
     offer = read_offer(bundle)
     limits = trial.limits_of(offer.manifest.model)
     request = request_for(bundle, offer, trial.trial_s, transfer.bytes_per_s or 0.0, limits, dry_run)

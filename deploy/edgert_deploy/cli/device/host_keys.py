@@ -51,7 +51,10 @@ def agreed_host_key(address: str, wanted: str | None, option: str, behind: Devic
         )
     what = "the jump host's" if option == JUMP_KEY else "this device's"
     if not click.confirm(f"Is it {what}?", default=False, err=True):
-        raise ConfigInvalid("you did not agree to the host key: nothing was recorded")
+        raise ConfigInvalid(
+            "you did not agree to the host key: nothing was recorded. If another machine has this address, give the right "
+            f"one; else check the key, then run this again or pass {option}"
+        )
     return key
 
 

@@ -42,12 +42,14 @@ class LoginChange:
         of_one = self.address is not None or self.repins
         if len(devices) > 1 and of_one:
             raise click.UsageError(
-                f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}"
+                f"--address, --repin and --fingerprint are for one device; {selector!r} selects {len(devices)}: "
+                "name one device"
             )
         of_ssh = of_one or self.jump is not None or self.identity is not None
         if of_ssh and (without_ssh := [device.name for device in devices if not device.kind.uses_ssh]):
             raise click.UsageError(
-                f"{', '.join(without_ssh)}: this machine has no address, host key, jump host or SSH key to set"
+                f"{', '.join(without_ssh)}: this machine has no address, host key, jump host or SSH key to set. Select only "
+                "devices over SSH, or omit these options"
             )
 
     def fields(self, device: Device) -> dict[str, Any]:

@@ -32,29 +32,8 @@ POLL_S = 0.25
 WRITE_EVERY_S = 1.0
 WRITE_PATH = "/api/v1/write"
 
-EPILOG = f"""\b
-Examples:
-  edgert fleet export --broker broker.local
-  edgert fleet export --broker broker.local --listen 0.0.0.0:{PORT} --by site,device,model,version
-  edgert fleet export --broker broker.local --site plant-a --listen 127.0.0.1:9465   # one for each site
-  edgert fleet export --broker broker.local --session main     # the broker keeps messages while the exporter is down
-  edgert fleet export --broker broker.local --otlp http://collector:4318
-  edgert fleet export --broker broker.local --remote-write http://prometheus:9090
 
-\b
-Prometheus 2.40 or newer reads the histograms as native histograms (start it with --enable-feature=native-histograms):
-  histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
-A scraper that requests text gets classic histograms with one bucket for each octave. Several exporters divide a large
-fleet by --site; sum over all exporters. An exporter keeps nothing on disk: after a restart it counts from 0, as rate()
-expects. While an exporter is down, it misses messages, unless --session NAME makes the broker keep the messages (one
-NAME for each exporter).
-
-\b
-Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
-"""
-
-
-@click.command(cls=SectionedCommand, epilog=EPILOG)
+@click.command(cls=SectionedCommand)
 @broker_options
 @listen_option_of("/metrics", PORT)
 @click.option(
@@ -84,7 +63,31 @@ def export(
     write_url: str | None,
     for_s: float | None,
 ) -> None:
-    """Serve the fleet's latency to Prometheus as native histograms; push the latency as OTLP."""
+    """Serve the fleet's latency to Prometheus as native histograms; push the latency as OTLP.
+
+    Prometheus 2.40 or newer reads the histograms as native histograms, if it runs with
+    --enable-feature=native-histograms. A scraper that requests text gets classic histograms with one bucket for each
+    octave. Several exporters divide a large fleet by --site; sum over all exporters.
+
+    An exporter keeps nothing on disk: after a restart it counts from 0, as rate() expects. While it does not run, it
+    misses messages, unless --session NAME makes the broker keep them (one NAME for each exporter).
+
+    The exit code is 4 if an option cannot be used or the broker refuses the login, and 6 if the broker cannot be
+    reached.
+
+    \b
+    Examples:
+      edgert fleet export --broker broker.local
+      edgert fleet export --broker broker.local --listen 0.0.0.0:9464 --by site,device,model,version
+      edgert fleet export --broker broker.local --site plant-a --listen 127.0.0.1:9465   # one for each site
+      edgert fleet export --broker broker.local --session main   # the broker keeps messages while the exporter is down
+      edgert fleet export --broker broker.local --otlp http://collector:4318
+      edgert fleet export --broker broker.local --remote-write http://prometheus:9090
+
+    \b
+    The p99 of each model and version, in Prometheus:
+      histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
+    """
     words = words_of(by)
     otlp_to = otlp.endpoint(otlp_url) if otlp_url else None
     headers = otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))

@@ -26,24 +26,8 @@ from edgert_deploy.fleet.store.store import Store
 
 SETTLE_S = 1.0  # the broker has sent everything once no message arrives for this time
 
-EPILOG = """\b
-Examples:
-  edgert fleet forget pi-07 --broker broker.local
-  edgert fleet forget pi-07 --site plant-a --broker broker.local --store /var/lib/edgert/fleet.db
 
-\b
-`edgert uninstall` clears a device's retained messages itself. Use this command for a device that no longer exists. The
-command clears `status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the device.
-With a store the command also removes every row of the device. Sums over groups of devices stay, because they name no
-device. The broker must let this user write the device's topics.
-
-\b
-Exit codes: 0 done (even if nothing was left), 4 refused or misconfigured, 6 the broker or the store cannot be reached,
-7 the device is online.
-"""
-
-
-@click.command(cls=SectionedCommand, epilog=EPILOG)
+@click.command(cls=SectionedCommand)
 @click.argument("device")
 @broker_options
 @store_option_of("Also remove the device's rows from this store", "none")
@@ -56,7 +40,21 @@ Exit codes: 0 done (even if nothing was left), 4 refused or misconfigured, 6 the
 def forget(
     settings: MqttSettings, site: str | None, device: str, store_url: str | None, force: bool, as_json: bool
 ) -> None:
-    """Forget DEVICE: clear its retained messages at the broker; remove its rows from a store."""
+    """Forget DEVICE: clear its retained messages at the broker; remove its rows from a store.
+
+    Use this command for a device that no longer exists; `edgert uninstall` clears a device's retained messages itself.
+    The command clears `status`, `info`, `deploy` and Home Assistant's discovery, so that new subscribers do not see the
+    device. With a store, it also removes every row of the device. Sums over groups of devices stay, because they name
+    no device. The broker must let this user write the device's topics.
+
+    The exit code is 4 if an option cannot be used or the broker refuses, 6 if the broker or the store cannot be
+    reached, and 7 if the device is online.
+
+    \b
+    Examples:
+      edgert fleet forget pi-07 --broker broker.local
+      edgert fleet forget pi-07 --site plant-a --broker broker.local --store /var/lib/edgert/fleet.db
+    """
     checked_id("device", device)
     # The command detects a wrong store before it clears anything, and it creates no store.
     stored: list[str] = []

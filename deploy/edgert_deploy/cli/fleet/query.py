@@ -31,34 +31,8 @@ from edgert_deploy.fleet.store.tables import (
 NEWEST_AGE_MS_MAX = 150_000  # two and a half windows of 60 s
 NAMED_MAX = 5  # the maximum number of devices that a warning names
 
-EPILOG = f"""\b
-Examples:
-  edgert fleet query --model digits
-  edgert fleet query --model digits --window 1h --by version,profile --percentiles 50,95,99
-  edgert fleet query --window 7d --by device --site plant-a --store postgresql://ops@db/fleet
-  edgert fleet query --model digits --window 24h --step 1h --by version --json
-  edgert fleet query --model digits --window 7d --by profile --stages
-  edgert fleet query --window 7d --step 1h --by model,version --buckets --csv > week.csv
 
-\b
---by accepts any of {", ".join(DIMENSIONS)}.
-
-\b
-Percentiles cover all requests of a group (error at most 1.09 %); they are never means of percentiles. A window belongs
-to the minute in which the window ended. A beginning or an end that is more than two days ago moves to a whole hour.
-Errors, shed and cache hits show how much the counters grew. `missing` counts sent reports that never arrived; stderr
-names the devices of these reports, and warns if the store's newest report is old.
-
-\b
---stages shows the time of each stage: a line for each stage of a group, with its requests, its share of the time, and
-its percentiles. queue and engine count the requests that an engine answered; engine is the run of the whole batch.
-
-\b
-Exit codes: 0 done (even if there are no reports), 2 usage error, 4 an option cannot be used, 6 the store cannot be reached.
-"""
-
-
-@click.command(epilog=EPILOG)
+@click.command()
 @store_option
 @click.option(
     "--window",
@@ -81,7 +55,7 @@ Exit codes: 0 done (even if there are no reports), 2 usage error, 4 an option ca
     default="model,version",
     show_default=True,
     metavar="WORDS",
-    help="Group by these dimensions; '' makes one group.",
+    help=f"Group by any of {', '.join(DIMENSIONS)}; '' makes one group.",
 )
 @click.option(
     "--percentiles", default=PERCENTILES_DEFAULT, show_default=True, metavar="NUMBERS", help="The percentiles to show."
@@ -109,7 +83,28 @@ def query(
     as_json: bool,
     **only: str | None,
 ) -> None:
-    """Show percentiles, rates and errors over any period, merged exactly from the store."""
+    """Show percentiles, rates and errors over any period, merged exactly from the store.
+
+    Percentiles cover all requests of a group (error at most 1.09 %); they are never means of percentiles. A window
+    belongs to the minute in which the window ended. A beginning or an end that is more than two days ago moves to a
+    whole hour. Errors, shed and cache hits show how much the counters grew. `missing` counts sent reports that never
+    arrived; stderr names the devices of these reports, and warns if the store's newest report is old.
+
+    --stages shows a line for each stage of a group, with its requests, its share of the time, and its percentiles.
+    queue and engine count the requests that an engine answered; engine is the run of the whole batch.
+
+    The exit code is 0 even if there are no reports, 4 if an option cannot be used, and 6 if the store cannot be
+    reached.
+
+    \b
+    Examples:
+      edgert fleet query --model digits
+      edgert fleet query --model digits --window 1h --by version,profile --percentiles 50,95,99
+      edgert fleet query --window 7d --by device --site plant-a --store postgresql://ops@db/fleet
+      edgert fleet query --model digits --window 24h --step 1h --by version --json
+      edgert fleet query --model digits --window 7d --by profile --stages
+      edgert fleet query --window 7d --step 1h --by model,version --buckets --csv > week.csv
+    """
     now_ms = wall_ms()
     until_ms = now_ms - int(until_s * 1000)
     if as_csv and as_json:

@@ -28,23 +28,6 @@ FLUSH_EVERY_S = 1.0
 HOUR_S = 3600
 KEPT_S_MAX = 36_500 * 24 * HOUR_S  # a database counts milliseconds in 64 bits
 
-EPILOG = """\b
-Examples:
-  edgert fleet record --broker broker.local
-  edgert fleet record --broker broker.local --session main      # the broker keeps messages while the recorder is down
-  edgert fleet record --broker broker.local --store /var/lib/edgert/fleet.db --keep-windows 7d --size 50GB
-  edgert fleet record --broker broker.example --tls --username ops --password-file pw --store postgresql://ops@db/fleet
-
-\b
-The recorder writes a repeated report once: the key is (device, boot, model, seq). Any number of recorders may write to
-one store, for instance one for each --site. The recorder also adds each window to a row for the minute and a row for the
-hour; these rows stay when the window is removed. A recorder that is down, or is killed, misses reports; `seq` shows the
-gaps. With --session NAME the broker keeps the reports until they are in the store. Ctrl-C or SIGTERM ends the command.
-
-\b
-Exit codes: 0 done, 4 refused or misconfigured, 6 the broker or the store cannot be reached.
-"""
-
 
 def _keep(name: str, default_h: int, text: str) -> Callable[[Any], Any]:
     default = duration_text(default_h * HOUR_S)
@@ -52,7 +35,7 @@ def _keep(name: str, default_h: int, text: str) -> Callable[[Any], Any]:
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
-@click.command(cls=SectionedCommand, epilog=EPILOG)
+@click.command(cls=SectionedCommand)
 @broker_options
 @store_option
 @session_option
@@ -79,7 +62,23 @@ def record(
     size_bytes: int,
     for_s: float | None,
 ) -> None:
-    """Write the fleet's reports to a store, each report once."""
+    """Write the fleet's reports to a store, each report once.
+
+    Any number of recorders may write to one store, for instance one for each --site. A repeated report is written once.
+    The recorder also adds each window to a row for the minute and a row for the hour; these rows stay when the window
+    is removed. While the recorder does not run, it misses reports, and `seq` shows the gaps. With --session NAME, the
+    broker keeps the reports until they are in the store. Ctrl-C or SIGTERM ends the command.
+
+    The exit code is 4 if an option cannot be used or the broker refuses the login, and 6 if the broker or the store
+    cannot be reached.
+
+    \b
+    Examples:
+      edgert fleet record --broker broker.local
+      edgert fleet record --broker broker.local --session main   # the broker keeps messages while the recorder is down
+      edgert fleet record --broker broker.local --store /var/lib/edgert/fleet.db --keep-windows 7d --size 50GB
+      edgert fleet record --broker broker.example --tls --username ops --password-file pw --store postgresql://ops@db/fleet
+    """
     windows_h, minutes_h, hours_h = (int(kept_s // HOUR_S) for kept_s in (keep_windows, keep_minutes, keep_hours))
     retention = Retention(windows_h, minutes_h, hours_h, size_bytes)
     store = Store(store_url, _print_status)

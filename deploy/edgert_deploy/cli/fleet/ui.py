@@ -47,28 +47,6 @@ BASELINES_EVERY_S = 3600.0
 OWN_SIZE = "2GB"
 TOKEN_CHARS_MIN = 16
 
-EPILOG = """\b
-Examples:
-  edgert fleet ui --broker broker.local
-  edgert fleet ui --broker broker.local --store postgresql://ops@db/fleet
-  edgert fleet ui --broker broker.example --tls --username ops --password-file pw --listen 127.0.0.1:9000
-  ssh -L 8765:127.0.0.1:8765 ops-host       # for a page on another host: then open http://127.0.0.1:8765/
-
-\b
-The page fetches nothing from the network and changes nothing. The state on the page comes from the broker. The curves
-come from the store that `edgert fleet record` fills (--store). Without --store, the command fills a store of its own
-while it runs (--size limits this store; stderr names the file). The page shows the project's rollouts to devices that
-report to this broker.
-
-\b
-The server listens on loopback, where every user of this machine can read the page. With another address, the server
-requires the token in the printed address. The connection is not encrypted: put a TLS proxy before the server, or use ssh
-as above.
-
-\b
-Exit codes: 0 done (Ctrl-C), 4 refused or misconfigured, 6 the broker or the store cannot be reached.
-"""
-
 
 def _web_address(_context: click.Context, _option: click.Parameter, text: str | None) -> str:
     if text and not text.startswith(("http://", "https://")):
@@ -76,7 +54,7 @@ def _web_address(_context: click.Context, _option: click.Parameter, text: str | 
     return text or ""
 
 
-@click.command(cls=SectionedCommand, epilog=EPILOG)
+@click.command(cls=SectionedCommand)
 @broker_options
 @store_option_of("The store of reports", "a store of the page's own")
 @listen_option_of("the page", PORT)
@@ -112,7 +90,27 @@ def ui(
     as_json: bool,
     for_s: float | None,
 ) -> None:
-    """Show the fleet live as a web page: map, latency by version, stages, heat-map, alarms, rollouts."""
+    """Show the fleet live as a web page: map, latency by version, stages, heat-map, alarms, rollouts.
+
+    The state on the page comes from the broker. The curves come from the store that `edgert fleet record` fills
+    (--store). Without --store, the command fills a store of its own while it runs; stderr names the file. The page
+    shows the project's rollouts to devices that report to this broker. It fetches nothing from the network and changes
+    nothing.
+
+    The server listens on loopback, where every user of this machine can read the page. With another address, it
+    requires the token in the printed address. The connection is not encrypted: put a TLS proxy before the server, or
+    use ssh.
+
+    The exit code is 4 if an option cannot be used or the broker refuses the login, and 6 if the broker or the store
+    cannot be reached.
+
+    \b
+    Examples:
+      edgert fleet ui --broker broker.local
+      edgert fleet ui --broker broker.local --store postgresql://ops@db/fleet
+      edgert fleet ui --broker broker.example --tls --username ops --password-file pw --listen 127.0.0.1:9000
+      ssh -L 8765:127.0.0.1:8765 ops-host   # for a page on another host: then open http://127.0.0.1:8765/
+    """
     host, port = listen
     access = access_for(host, names, token_file)
     path = store_url or own_store(settings)
@@ -195,7 +193,8 @@ def own_store(settings: MqttSettings) -> str:
 def _warn_if_reachable(host: str) -> None:
     if not is_loopback(host):
         _print_status(
-            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read the page"
+            f"warning: the network can reach {host}, and the connection is not encrypted: anybody who has the token can read the page. "
+            "Keep this port inside your own network, or behind a proxy with TLS"
         )
 
 

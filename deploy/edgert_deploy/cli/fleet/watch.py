@@ -64,27 +64,8 @@ SORTS: dict[str, Callable[[Row], Any]] = {
 STATES = ("online", "offline", "lost", "stale", "unknown")
 LINES_KEPT = 6  # lines of the terminal for the heading, the fleet's lines and a note
 
-EPILOG = """\b
-Examples:
-  edgert fleet watch --broker broker.local
-  edgert fleet watch --broker broker.example:8883 --tls --ca ca.pem --username ops --password-file pw
-  edgert fleet watch --broker broker.local --site plant-a --once
-  edgert fleet watch --broker broker.local --model digits --sort p99 --lines 20
-  edgert fleet watch --broker broker.local --device 'line-3-*' --state lost,stale
-  edgert fleet watch --broker broker.local --json --for 2m | jq 'select(.alarms != [])'
 
-\b
-Percentiles cover the last ten minutes. They are merged from the devices' histograms, so the percentiles of the whole
-fleet are true (error at most 1.09 %). Errors, shed and cache hits are totals since a model's worker started. `missing`
-counts sent histograms that never arrived. A device is `stale` if its status is online, but the device sent nothing for
-2.5 windows. Devices report once in each window (60 s unless configured).
-
-\b
-Exit codes: 0 done, 4 refused or misconfigured, 6 the broker cannot be reached.
-"""
-
-
-@click.command(cls=SectionedCommand, epilog=EPILOG)
+@click.command(cls=SectionedCommand)
 @broker_options
 @click.option("--model", type=ModelName(), help="Only this model.")
 @click.option(
@@ -125,7 +106,24 @@ def watch(
 ) -> None:
     """Show every device's models: state, version, rate, percentiles, errors, cache, batching.
 
+    Percentiles cover the last ten minutes. They are merged from the devices' histograms, so the percentiles of the
+    whole fleet are true (error at most 1.09 %). Errors, shed and cache hits are totals since a model's worker started.
+    `missing` counts sent histograms that never arrived. A device is `stale` if its status is online, but the device
+    sent nothing for 2.5 windows. Devices report once in each window (60 s unless configured).
+
     With --json, each line of the table is one JSON object. The command prints an object again when its line changes.
+
+    The exit code is 4 if an option cannot be used or the broker refuses the login, and 6 if the broker cannot be
+    reached.
+
+    \b
+    Examples:
+      edgert fleet watch --broker broker.local
+      edgert fleet watch --broker broker.example:8883 --tls --ca ca.pem --username ops --password-file pw
+      edgert fleet watch --broker broker.local --site plant-a --once
+      edgert fleet watch --broker broker.local --model digits --sort p99 --lines 20
+      edgert fleet watch --broker broker.local --device 'line-3-*' --state lost,stale
+      edgert fleet watch --broker broker.local --json --for 2m | jq 'select(.alarms != [])'
     """
     view = View(model, device, states_of(states), alarms_only, sort, lines)
     state = LivePercentiles()

@@ -138,7 +138,7 @@ def parse_settings(lines: tuple[str, ...]) -> dict[str, Any]:
     try:
         return tomlkit.parse("\n".join(lines)).unwrap()
     except TOMLKitError as error:
-        raise ConfigInvalid(f"--set: {error}") from error
+        raise ConfigInvalid(f"--set: two settings have one key ({error}): give each key once") from error
 
 
 def _toml(text: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Number(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if math.isnan(number):
-            self.fail(f"{value!r} is not a number", param, ctx)
+            self.fail(f"{value!r} is not a number: give one such as 0.5", param, ctx)
         return number
 
 
@@ -61,7 +61,7 @@ class FolderPath(click.Path):
             self.fail("it is empty: give a folder", param, ctx)
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.exists() and not path.is_dir():
-            self.fail(f"{path} is not a folder", param, ctx)
+            self.fail(f"{path} is not a folder: give a folder, or the name of a new one", param, ctx)
         return path
 
 

@@ -90,5 +90,7 @@ def reason(error: BaseException) -> str:
             "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "
             "refuses new connections for now (MaxStartups, PerSourcePenalties, fail2ban): look at its log, or wait a minute"
         )
-    cause = error.strerror if isinstance(error, OSError) else ""
-    return f"{cause or text or type(error).__name__}. Check that it is on and that the address is right"
+    cause = (error.strerror if isinstance(error, OSError) else "") or text or type(error).__name__
+    if isinstance(error, ConnectionRefusedError):
+        return f"{cause}. It is on, but nothing listens there: check that sshd runs, and that the port is right"
+    return f"{cause}. Check that it is on and that the address is right"

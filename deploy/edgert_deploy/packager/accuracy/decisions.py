@@ -51,6 +51,8 @@ ALIKE_MAX = 0.7  # vectors whose mean cosine between samples is higher are not t
 SERIES_MIN = 0.5  # vectors whose adjacent values correlate more are series, such as a pitch for each moment
 AREAS_MIN = 0.5  # masks consist of areas, in which more neighbours than this share are equal
 BYTE_CLASSES_MAX = 191  # the largest class in a mask of 8 bits
+# Values over positions are areas if at least this share of them is nearer to 0 or 1 than EXTREME.
+EXTREME, EXTREMES_MIN = 0.1, 0.5
 CONFIDENT = 0.5  # a value with a lower confidence, such as the pitch of a pause, means nothing
 
 
@@ -79,7 +81,11 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
         name = _recognized(answers[i], named, steps)
         if name == "neighbours" and _sides(answers[i].shape[1:]) in map(_sides, inputs):
             name = "values"  # an output of an input's shape is a signal: a reconstruction, or a logit for each step
-        if name == "values" and (confidence := _confidence_of(i, answers)) is not None:
+        if name in ("thresholds", "maps") and any(_is_forecast(answers[i].shape[1:], shape) for shape in inputs):
+            name = "values"
+        if name == "values" and any(_is_picture(answers[i].shape[1:], shape) for shape in inputs):
+            judged.append(_of_positions(i, names[i]))
+        elif name == "values" and (confidence := _confidence_of(i, answers)) is not None:
             judged.append(_of_confident(i, names[i], confidence))
         else:
             judged.append(_of_one(i, names[i], name))
@@ -105,7 +111,7 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
         return "thresholds"
-    if within and ((positions and reference.max(initial=0.0) > 0) or _are_many_classes(reference)):
+    if within and ((positions and _are_areas(reference)) or _are_many_classes(reference)):
         return "maps"
     if _are_embeddings(reference):
         return "neighbours"
@@ -123,6 +129,30 @@ def _are_classes(numbers: Array) -> bool:
         if numbers.dtype != np.uint8 or int(numbers.max(initial=0)) > BYTE_CLASSES_MAX or not areas:
             return False
     return bool((numbers >= 0).all()) and 2 <= len(np.unique(numbers)) <= CLASSES_MAX
+
+
+def _are_areas(reference: Array) -> bool:
+    """Return whether values of 0 to 1 over positions mark areas.
+
+    In areas, most values are near 0 or 1. Other values, such as depths, are between them.
+    """
+    extreme = float(((reference < EXTREME) | (reference > 1 - EXTREME)).mean())
+    return float(reference.max(initial=0.0)) > 0 and extreme >= EXTREMES_MIN
+
+
+def _is_forecast(shape: tuple[int, ...], series: tuple[int, ...]) -> bool:
+    """Return whether an output `[moments, channels]` continues an input series of the same channels."""
+    if len(shape) != 2 or len(series) != 2:
+        return False
+    return shape[0] != series[0] and 2 <= shape[1] == series[1] < series[0]
+
+
+def _is_picture(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
+    """Return whether an output has one value for each position of an image, such as a depth."""
+    sides = _sides(shape)
+    if len(sides) != 2 or len(image) != IMAGE_RANK:
+        return False
+    return any(sides[0] * width == sides[1] * height for height, width in (image[1:], image[:2]))
 
 
 def _are_many_classes(reference: Array) -> bool:
@@ -147,6 +177,15 @@ def _of_one(i: int, output: str, name: str) -> Judgement:
         lambda answers, reference: score(answers[i], reference[i]),
         None if share is None else lambda answers, reference: share(answers[i], reference[i]),
     )
+
+
+def _of_positions(i: int, output: str) -> Judgement:
+    """Return the judgement of values over positions, which have one channel."""
+
+    def score(answers: Outputs, reference: Outputs) -> float:
+        return value_agreement(answers[i].reshape(-1, 1), reference[i].reshape(-1, 1))
+
+    return Judgement("values", (output,), score)
 
 
 def _confidence_of(i: int, reference: Outputs) -> int | None:

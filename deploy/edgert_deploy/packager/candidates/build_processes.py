@@ -41,6 +41,7 @@ COPIES_OF_SOURCE = 14
 COPIES_OF_SAMPLES = 3
 KILL_PAUSE_S = 0.1  # the pause between two attempts to end the busy children of cancelled builds
 MEMORY_SHARE = 0.8
+FROM_CACHE = ", taken from the build cache"
 ARTIFACT = "artifact.json"  # the description of an artifact, beside its files
 
 
@@ -60,7 +61,6 @@ class BuildProcesses:
         key = self.key(spec)
         described = out_dir / ARTIFACT
         if self._cache.get(key, out_dir):
-            progress(f"{spec.engine}: unchanged, taken from the build cache")
             return Artifact.from_json(json.loads(described.read_bytes()), out_dir)
         steps = [f"{spec.engine}: starting"]
 

@@ -17,7 +17,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import GateResult, judge
 from edgert_deploy.packager.accuracy.artifact_runs import judged_outputs
 from edgert_deploy.packager.accuracy.reference import Outputs
 from edgert_deploy.packager.builders import FIRST_RECIPE, Artifact, BuildSpec
-from edgert_deploy.packager.candidates.build_processes import BuildProcesses
+from edgert_deploy.packager.candidates.build_processes import FROM_CACHE, BuildProcesses
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.processes.children import cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
@@ -110,16 +110,17 @@ class CandidateBuilder:
     def _build(self, spec: BuildSpec, out: Path) -> Candidate:
         evaluation = self.evaluation
         recipe = f" ({spec.recipe})" if spec.recipe else ""
-        self.progress(f"{spec.profile.name}: building {spec.engine} {spec.precision}{recipe}")
+        described = f"{spec.engine} {spec.precision}{recipe}"
+        cached = FROM_CACHE if self.processes.is_cached(spec) else ""
+        self.progress(f"{spec.profile.name}: building {described}{cached}")
         began = time.monotonic()
         out.mkdir()
         artifact = self.processes.build(spec, out, self.progress)
         build_s = time.monotonic() - began
         reference = evaluation.reference
         samples = len(reference.holdout)
-        self.progress(
-            f"{spec.profile.name}: judging the artifact in {artifact.judged_by} on {counted(samples, 'sample')}"
-        )
+        judged = f"{described}{cached}," if cached else "the artifact"
+        self.progress(f"{spec.profile.name}: judging {judged} in {artifact.judged_by} on {counted(samples, 'sample')}")
         try:
             ways = judged_outputs(artifact, evaluation.source, reference.holdout)
             for answers in ways:

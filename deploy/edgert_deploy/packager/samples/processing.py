@@ -72,9 +72,8 @@ def read_preprocess(path: Path, source: SourceModel) -> InputRule | None:
     spec = next((spec for spec in source.app_inputs if spec.name == values.get("input")), None)
     if spec is None:
         names = ", ".join(spec.name for spec in source.app_inputs)
-        raise ConfigInvalid(
-            f"{path}: input = {values.get('input')!r} is not an input of the model; the model's inputs are {names}"
-        )
+        wrong = f"input = {values['input']!r} is not an input of the model" if "input" in values else "input is missing"
+        raise ConfigInvalid(f"{path}: {wrong}; the model's inputs are {names}: name one of them")
     may_be_image = len(spec.shape) == 4
     if spec.datatype != "FP32" and not (may_be_image and spec.datatype in ("FP16", "UINT8", "INT8")):
         raise ConfigInvalid(

@@ -236,7 +236,8 @@ def parse(name: str, data: bytes) -> Any:
         proto.ParseFromString(data)
     except Exception as error:  # protobuf raises DecodeError, from a module without types
         raise SourceInvalid(
-            f"{name} is not an ONNX model: its bytes are not an ONNX protobuf; docs/models.md lists the files that edgert can build"
+            f"{name} is not an ONNX model: its bytes are not an ONNX protobuf. If it should be an ONNX model, copy or "
+            "download it again; docs/models.md lists the other files that edgert can build"
         ) from error
     # Protobuf reads many other files as a message without known fields.
     if not proto.ir_version or not proto.HasField("graph") or not proto.opset_import:

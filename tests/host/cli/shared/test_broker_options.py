@@ -127,7 +127,7 @@ def test_a_named_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refused = invoked("--broker", "b", "--username", "u", "--password-file", str(tmp_path / "pipe")).exception
     assert isinstance(refused, EdgeRTError)
-    assert "write its content to a file" in refused.message
+    assert "use a regular file" in refused.message
 
 
 # --- a project's broker

@@ -65,7 +65,7 @@ def test_a_value_out_of_range_is_refused_with_a_valid_value(kind: Any, given: st
 
 def test_a_named_pipe_is_refused_and_a_missing_file_is_left_to_the_command(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigInvalid, match="write its content to a file"):
+    with pytest.raises(ConfigInvalid, match="use a regular file"):
         FILE.convert(str(tmp_path / "pipe"), None, None)
     assert FILE.convert(str(tmp_path / "none"), None, None) == tmp_path / "none"
 

@@ -243,3 +243,26 @@ def test_an_output_with_the_form_of_an_input_is_a_signal_and_not_an_embedding() 
     assert judged(signal, inputs=[(48,)])[0].name == "values"
     assert judged(signal[..., None], inputs=[(1, 48)])[0].name == "values"  # a logit for each step
     assert judged(signal, inputs=[(3, 48)])[0].name == "neighbours"
+
+
+def test_a_forecast_from_0_to_1_is_judged_by_its_values() -> None:
+    """A forecast of 12 or 48 moments of 3 channels, from 96 moments of the same channels."""
+    for moments in (12, 48):
+        forecast = RANDOM.uniform(0, 1, (30, moments, 3)).astype(np.float32)
+        assert judged(forecast, inputs=[(96, 3)])[0].name == "values"
+    decisions = RANDOM.uniform(0, 1, (30, 12, 3)).astype(np.float32)
+    assert judged(decisions, inputs=[(96, 40)])[0].name == "thresholds"
+
+
+def test_a_depth_is_judged_over_all_positions_and_not_in_each_row() -> None:
+    """The rows of the sky and of the floor hardly vary, so a small error is large there."""
+    rows = np.linspace(10, 1, 24)[:, None] + RANDOM.normal(0, 0.02, (20, 24, 32))
+    depth = rows.astype(np.float32)
+    answers = depth + RANDOM.normal(0, 0.05, depth.shape).astype(np.float32)
+    for scale in (1.0, 0.09):  # in metres, or from 0 to 1
+        for shape in ((20, 24, 32), (20, 1, 24, 32)):
+            (judgement,) = judged(scale * depth.reshape(shape), inputs=[(3, 48, 64)])
+            wrong = [scale * depth[:, ::-1].reshape(shape)]
+            assert judgement.name == "values"
+            assert judgement.score([scale * answers.reshape(shape)], [scale * depth.reshape(shape)]) > 0.99
+            assert judgement.score(wrong, [scale * depth.reshape(shape)]) < 0.1

@@ -43,7 +43,8 @@ def test_all_keys_are_read_and_all_except_the_input_are_optional(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "is not an input of the model"),
+        ("", "input is missing; the model's inputs are "),
+        ("input = 'other'", "input = 'other' is not an input of the model; the model's inputs are "),
         ('input = "x"', "the model's inputs are image, mask"),
         ('input = "mask"', "is UINT8"),
         ('input = "image"\nsize = 3', "unknown key 'size'"),

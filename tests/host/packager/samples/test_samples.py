@@ -132,7 +132,7 @@ def test_a_missing_file_is_refused_and_a_file_of_another_format_is_refused(tmp_p
     with pytest.raises(CalibrationInvalid, match=r"is a table, but samples must be arrays: write it with numpy\.save"):
         load_samples(tmp_path / "text.csv", SOURCE, at_least=1)
     os.mkfifo(tmp_path / "pipe.npz")
-    with pytest.raises(CalibrationInvalid, match="is a pipe or a device"):
+    with pytest.raises(CalibrationInvalid, match="is a named pipe or a device"):
         load_samples(tmp_path / "pipe.npz", SOURCE, at_least=1)
 
 

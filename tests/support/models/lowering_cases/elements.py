@@ -83,6 +83,17 @@ CASES = [
     Case("last arg max", "y = ArgMax<axis=1, select_last_index=1>(x)", TOKENS, outputs="int64 y"),
     Case("top k", "v, i = TopK(x, k) f = Cast<to=1>(i) y = Add(v, f)", TOKENS, {"k": ints(3)}),
     Case("top k smallest", "y, i = TopK<largest=0, axis=1>(x, k)", TOKENS, {"k": ints(2)}),
+    *(
+        Case(
+            f"reverse sequence {dtype}",
+            f"f = Flatten(i) o = Mod(f, c) n = Squeeze(o, a) s = Cast<to={to}>(x) "
+            f"r = ReverseSequence<batch_axis=0, time_axis=1>(s, n) y = Cast<to=1>(r)",
+            {"x": (5, 8), "i": (1,)},
+            {"c": ints(6), "a": ints(1)},
+            types=INDICES,
+        )
+        for dtype, to in (("float32", 1), ("int8", 3), ("int32", 6))
+    ),
     # indices
     Case("gather by a computed index", "y = Gather<axis=1>(x, i)", {"x": (7, 3), "i": (2,)}, types=INDICES),
     Case("gather from the end", "n = Neg(i) y = Gather(w, n)", {"i": (5,)}, {"w": random(7, 4)}, types=INDICES),

@@ -128,5 +128,15 @@ CASES = [
         "resize channels", 'y = Resize<mode="linear">(x, , s)', {"x": (5, 6)}, {"s": np.array([1, 2, 0.5], np.float32)}
     ),
     Case("resize by axes", 'y = Resize<mode="linear", axes=[3,2]>(x, , , t)', IMAGE, {"t": ints(13, 16)}, opset=18),
+    *(
+        Case(
+            f"resize of TensorFlow {mode} x{factor}",
+            f'y = Resize<mode="{mode}", coordinate_transformation_mode="tf_half_pixel_for_nn", nearest_mode="floor">(x, r, s)',
+            IMAGE,
+            {"r": np.zeros(0, np.float32), "s": np.array([1, 1, factor, factor], np.float32)},
+            opset=11,
+        )
+        for mode, factor in [("nearest", 2), ("nearest", 0.6), ("linear", 1.7)]
+    ),
     Case("upsample", "y = Upsample(x, s)", IMAGE, {"s": np.array([1, 1, 2, 2], np.float32)}, opset=9),
 ]

@@ -12,7 +12,7 @@ def pointer_problem(path: Path) -> str:
     """Return a message if `path` is a Git LFS pointer, a pipe or a device; otherwise an empty text."""
     if not path.is_file():  # opening a pipe would block, and a device may be endless
         is_special = path.exists() and not path.is_dir()
-        return f"{path} is a pipe or a device: write its content to a file, and give that file" if is_special else ""
+        return f"{path} is a named pipe or a device: use a regular file instead" if is_special else ""
     with suppress(OSError), path.open("rb") as file:
         if file.read(len(BEGINNING)) == BEGINNING:
             return f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in its folder"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgert.printable import some_of
-from edgert_deploy.packager.sources.formats.convert import HDF5_MAGIC, ZIP_MAGIC, names_in_zip
+from edgert_deploy.packager.sources.formats.convert import HDF5_MAGIC, ZIP_MAGIC, framework_of, names_in_zip
 
 HEAD_BYTES = 65536
 NAMES_MAX = 4  # a message lists at most this many models of an archive
@@ -58,6 +58,8 @@ JAX_SAVED_MODEL = (
     f"with the JAX backend exported the folder; otherwise {JAX_TO_ONNX}"
 )
 ARCHIVE = "a packed archive: unpack it, and give the model's file"
+INCOMPLETE = "{}, so its copy or download is not complete: copy or download it again"
+WEB_PAGE = "a web page, not a model: the download failed, or needs a login. Download it again"
 # The formats that are recognized by the first bytes of the file.
 BEGINNINGS = {
     TORCH_PICKLE: PICKLED_TORCH,
@@ -68,6 +70,8 @@ BEGINNINGS = {
     b"\x1f\x8b": ARCHIVE,
     b"BZh": ARCHIVE,
     b"\xfd7zXZ\x00": ARCHIVE,
+    b"<!DOCTYPE html": WEB_PAGE,
+    b"<!doctype html": WEB_PAGE,
     b"\x93NUMPY": "an array of NumPy, not a model; give samples with --calibration and --holdout",
     **{bytes((0x80, version)): PICKLE for version in range(2, 6)},
 }
@@ -113,6 +117,8 @@ def _of_folder(path: Path) -> str:
 
 
 def _by_content(path: Path, head: bytes) -> str:
+    if not head:
+        return INCOMPLETE.format("empty")
     if head.startswith(ZIP_MAGIC):
         return _of_zip(path)
     if head[4:8] == b"ORTM":
@@ -136,7 +142,9 @@ def _by_content(path: Path, head: bytes) -> str:
 
 
 def _of_zip(path: Path) -> str:
-    names = names_in_zip(path) or []
+    names = names_in_zip(path)
+    if names is None:
+        return INCOMPLETE.format("a ZIP archive that cannot be read")
     if names and all(name.endswith(".npy") for name in names):
         return "NumPy arrays, not a model; give samples with --calibration and --holdout"
     if any(name.endswith("/.data/extern_modules") for name in names):
@@ -149,12 +157,14 @@ def _of_zip(path: Path) -> str:
     models = [name for name in names if name.endswith((".onnx", ".tflite"))]
     if models:
         return f"an archive that holds {some_of(models, NAMES_MAX)}: unpack it, and give one of them"
-    return ""
+    return "" if framework_of(path) else ARCHIVE
 
 
 def _of_json(head: bytes) -> str:
     if b"learner" in head:  # this key is in XGBoost's JSON and in its binary JSON
         return BOOSTER.format("XGBoost")
+    if b'"pir"' in head:  # the format of PaddlePaddle 3
+        return PADDLE
     if b'"class_name"' in head:
         return KERAS_PART.format("layers", "weights")
     return ""

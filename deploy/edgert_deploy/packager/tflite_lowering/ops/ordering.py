@@ -1,4 +1,4 @@
-"""Operators that order elements along an axis: ArgMax, ArgMin, TopK."""
+"""Operators that order elements along an axis: ArgMax, ArgMin, TopK, ReverseSequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import NARROW, Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, INT32, Unsupported, Value, require_fixed
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, INT32, INT64, Unsupported, Value, require_fixed
 from edgert_deploy.packager.tflite_lowering.writer import TENSOR_TYPES
 
 
@@ -55,6 +55,15 @@ def top_k(lowering: Lowering, node: Node) -> None:
         lowering.result(node, places.transposed(back).cast(lowering.dtype(indices)), index=1)
 
 
+def reverse_sequence(lowering: Lowering, node: Node) -> None:
+    """Reverse the first elements of each sequence."""
+    x, lengths = lowering.read(node), lowering.read(node, 1)
+    if x.dtype not in (FLOAT32, INT32, INT64):
+        raise Unsupported(f"TFLite reverses float32, int32 and int64 here, not {x.dtype}; cast to one of them")
+    time, batch = (int(node.attributes.get(f"{name}_axis", default)) for name, default in (("time", 0), ("batch", 1)))
+    lowering.result(node, x.op("REVERSE_SEQUENCE", lengths, seqDim=time, batchDim=batch))
+
+
 def _mirrored(x: Value) -> Value:
     """Reverse the order of values: -x for floats, and -1 - x for integers, which cannot overflow."""
     return x * -1 if x.dtype == FLOAT32 else -1 - x
@@ -63,5 +72,6 @@ def _mirrored(x: Value) -> Value:
 OPS = {
     "ArgMax": Op(partial(arg, "ARG_MAX"), widens=NARROW),
     "ArgMin": Op(partial(arg, "ARG_MIN"), widens=NARROW, stays_float=True),
+    "ReverseSequence": Op(reverse_sequence, widens=NARROW, sign="as_input", stays_float=True),
     "TopK": Op(top_k, widens=NARROW, stays_float=True),
 }

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 # Half the width of each kernel.
 REACH = {"linear": 1, "cubic": 2}
 # ONNX's rules for the position of an output on the axis.
-RULES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+RULES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_half_pixel_for_nn",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Sampling:
         match self.rule:
             case "asymmetric":
                 placed = x / scale
+            case "tf_half_pixel_for_nn":  # of opset 11
+                placed = (x + half) / scale
             case "align_corners":
                 placed = x * 0 if resized == 1 else x * np.float32(self.length - 1) / (resized - 1)
             case "half_pixel_symmetric":

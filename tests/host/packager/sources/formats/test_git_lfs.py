@@ -29,7 +29,7 @@ def test_a_pipe_or_a_device_is_refused_before_it_is_opened(name: str, tmp_path: 
     """A pipe would wait for a writer, and a device may have no end."""
     if name.startswith("pipe"):
         os.mkfifo(tmp_path / name)
-    with pytest.raises(SourceInvalid, match="is a pipe or a device: write its content to a file"):
+    with pytest.raises(SourceInvalid, match="is a named pipe or a device"):
         load_source(tmp_path / name)
 
 
