@@ -37,8 +37,8 @@ from edgert_deploy.packager.builders.qdq import (
 from edgert_deploy.packager.processes.sandbox import Progress
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
-from edgert_deploy.packager.sources.onnx_graph.nodes import attribute_of, nodes_of
-from edgert_deploy.packager.sources.onnx_graph.structure import structure_of
+from edgert_deploy.packager.sources.onnx_graph.nodes import nodes_of
+from edgert_deploy.packager.sources.onnx_graph.rewrites.resize_matrices import needs_matrices
 from edgert_deploy.packager.sources.source_model import Fold, SourceModel, float_proto
 
 NO_OPERATORS = ("Parameter", "Result", "Constant")
@@ -95,22 +95,15 @@ def unread_nodes(report: str) -> str:
 
 
 def _check_resizes(proto: Any) -> None:
-    """Raise BuildFailed for a Resize that shrinks with antialiasing, which OpenVINO ignores."""
-    from onnx import shape_inference
+    """Raise BuildFailed for a Resize that OpenVINO computes wrongly.
 
-    filtered = [node for node in nodes_of(proto.graph) if node.op_type == "Resize" and attribute_of(node, "antialias")]
-    if not filtered:
-        return
-    graph = shape_inference.infer_shapes(structure_of(proto), data_prop=True).graph
-    values = (*graph.input, *graph.value_info, *graph.output)
-    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
-    for node in filtered:
-        before, after = shapes.get(node.input[0], []), shapes.get(node.output[0], [])
-        if not after or any(b < a for a, b in zip(before, after, strict=True)):
-            raise BuildFailed(
-                f"openvino ignores the antialiasing of Resize {node.name or node.output[0]!r}, so its answers would be wrong: "
-                "export the model without antialiasing, or remove openvino from the profile's engines"
-            )
+    sources/ has replaced each such Resize of known lengths.
+    """
+    for node in filter(needs_matrices, nodes_of(proto.graph)):
+        raise BuildFailed(
+            f"openvino ignores options of Resize {node.name or node.output[0]!r}, so its answers would be wrong: export the model "
+            "with fixed lengths, or without antialiasing and exclude_outside, or remove openvino from the profile's engines"
+        )
 
 
 def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, path: Path) -> dict[str, str]:

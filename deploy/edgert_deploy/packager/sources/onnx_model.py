@@ -58,10 +58,12 @@ from edgert_deploy.packager.sources.onnx_graph.quantization.dynamic_quantization
 from edgert_deploy.packager.sources.onnx_graph.rewrites.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.rewrites.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.rewrites.infinite_bounds import drop_infinite_bounds
+from edgert_deploy.packager.sources.onnx_graph.rewrites.resize_matrices import multiply_resizes
 from edgert_deploy.packager.sources.onnx_graph.rewrites.resize_scales import round_scales_up
 from edgert_deploy.packager.sources.onnx_graph.rewrites.single_precision import has_double, narrow_double, widen_half
 from edgert_deploy.packager.sources.onnx_graph.rewrites.sparse_weights import make_dense
 from edgert_deploy.packager.sources.onnx_graph.rewrites.spectrograms import convolve_spectrograms, state_one_sided
+from edgert_deploy.packager.sources.onnx_graph.rewrites.standardized_weights import standardize_weights
 from edgert_deploy.packager.sources.onnx_graph.rewrites.whole_lookups import reshape_whole_lookups
 from edgert_deploy.packager.sources.onnx_graph.rewrites.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, sort_nodes, structure_of
@@ -127,6 +129,7 @@ def _examined(
     translated = _translated(proto, _at_largest(inputs, buckets))
     latest = translated or proto
     changed |= keep_zero_pads(latest) | rewrite_misread_dfts(latest) | convolve_spectrograms(latest)
+    changed |= multiply_resizes(latest)
     if changed or remarks or translated is not None:
         data = translation = latest.SerializeToString(deterministic=True)
     # The runtime needs memory for two copies of the weights, so only the serialized model stays in memory beside them.
@@ -170,6 +173,7 @@ def _rewrite(
         | drop_repeated_names(proto)
         | replace_erfc(proto)
         | state_one_sided(proto)
+        | standardize_weights(proto)
     )
     resized, remarks = set_lengths(proto, request.get("shapes") or {})
     changed |= resized

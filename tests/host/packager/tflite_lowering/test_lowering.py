@@ -42,6 +42,20 @@ def test_flattening_before_constant_weights_adds_no_transposition() -> None:
     assert not [name for name in names if name.endswith("_native")]
 
 
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("image to tokens and back", 2),  # one at the input, and one at the output
+        ("tokens to signal and back", 0),
+        ("signal to image", 2),
+    ],
+)
+def test_tokens_and_images_differ_only_in_their_shapes(name: str, count: int) -> None:
+    interpreter = Interpreter(model_content=lower(model_of(case_named(name))))
+    names = [detail["op_name"] for detail in interpreter._get_ops_details()]
+    assert names.count("TRANSPOSE") == count
+
+
 def test_names_and_order_of_inputs_and_outputs_are_kept() -> None:
     body = "late = Relu(b) early = Add(a, b) b2 = Identity(early)"
     case = Case("names", body, {"b": (4, 6, 6), "a": (4, 6, 6)}, outputs="float early, float late, float b2")
@@ -126,13 +140,6 @@ def test_all_unsupported_parts_are_listed_at_once() -> None:
             FEATURES,
             NUMBERS,
             "'u' depends on the batch; export the model with its batch fixed to 1",
-        ),
-        (
-            # At batch 1, ONNX Runtime writes the second Reshape as a Transpose.
-            "a = Reshape(x, s) b = Transpose<perm=[0,2,1,3]>(a) r = Reshape(b, t) y = Conv(r, w)",
-            {"x": (4, 2, 2)},
-            {"s": ints(-1, 1, 2, 2), "t": ints(-1, 4, 2, 2), "w": random(3, 4, 1, 1)},
-            "only for a batch of 1; export the model with its batch fixed to 1",
         ),
     ],
 )

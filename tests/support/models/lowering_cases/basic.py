@@ -164,6 +164,52 @@ CASES = [
     Case("squeeze attributes", "p = GlobalAveragePool(x) y = Squeeze<axes=[2,3]>(p)", IMAGE, opset=11),
     Case("unsqueeze", "y = Unsqueeze(x, a)", TOKENS, {"a": ints(1)}),
     Case("transpose", "y = Transpose<perm=[0,2,1]>(x)", TOKENS),
+    Case(
+        "image to tokens and back",
+        "c = Conv(x, w) r = Reshape(c, places) t = Transpose<perm=[0,2,1]>(r) m = MatMul(t, k)"
+        "u = Transpose<perm=[0,2,1]>(m) i = Reshape(u, image) y = Conv(i, v)",
+        IMAGE,
+        {
+            "w": random(8, 4, 3, 3),
+            "places": ints(0, 8, 35),
+            "k": random(8, 8),
+            "image": ints(0, 8, 5, 7),
+            "v": random(4, 8, 3, 3),
+        },
+    ),
+    Case(
+        "tokens to signal and back",
+        "m = MatMul(x, k) u = Transpose<perm=[0,2,1]>(m) c = Conv(u, v) t = Transpose<perm=[0,2,1]>(c) y = MatMul(t, k)",
+        TOKENS,
+        {"k": random(8, 8), "v": random(8, 8, 3)},
+    ),
+    Case(
+        "image to tokens and channels",
+        "c = Conv(x, w) r = Reshape(c, places) t = Transpose<perm=[0,2,1]>(r) y = MatMul(r, t)",
+        IMAGE,
+        {"w": random(8, 4, 3, 3), "places": ints(0, 8, 35)},
+    ),
+    Case(
+        "signal to image",
+        "c = Conv(x, v) u = Unsqueeze(c, a) d = Conv(u, w) y = Squeeze(d, a)",
+        SIGNAL,
+        {"v": random(8, 4, 3), "a": ints(2), "w": random(4, 8, 1, 3)},
+    ),
+    Case(
+        "windows of a small image",
+        "a = Reshape(x, s) b = Transpose<perm=[0,2,1,3]>(a) c = Reshape(b, t) d = Transpose<perm=[0,3,2,1]>(c)"
+        "e = Reshape(d, u) f = MatMul(e, w) g = Reshape(f, t) h = Transpose<perm=[0,3,2,1]>(g) i = Reshape(h, v)"
+        "j = Transpose<perm=[0,2,1,3]>(i) y = Reshape(j, z)",
+        {"x": (4, 2, 2)},
+        {
+            "s": ints(-1, 2, 1, 2),
+            "t": ints(-1, 4, 1, 4),
+            "u": ints(-1, 1, 4),
+            "w": random(4, 4),
+            "v": ints(-1, 1, 2, 2),
+            "z": ints(-1, 4, 2, 2),
+        },
+    ),
     Case("transpose to NHWC", "c = Conv(x, w) y = Transpose<perm=[0,2,3,1]>(c)", IMAGE, {"w": random(6, 4, 3, 3)}),
     Case(
         "transpose from NHWC",

@@ -6,9 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.graph import BatchShape, Node
-from edgert_deploy.packager.tflite_lowering.lowering import TO_CHANNELS_FIRST, TO_CHANNELS_LAST, Layout, Lowering
+from edgert_deploy.packager.tflite_lowering.lowering import (
+    SPATIAL_RANKS,
+    TO_CHANNELS_FIRST,
+    TO_CHANNELS_LAST,
+    Layout,
+    Lowering,
+)
 from edgert_deploy.packager.tflite_lowering.op import NARROW_BUT_BYTES, Op
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, NeedsFixedBatch, Value, require_fixed
+
+# The order that turns [batch, places, channels], as in a transformer, to [batch, channels, places], and back.
+TOKENS_ORDER = (0, 2, 1)
+RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 # --- shape only
 
@@ -16,12 +26,23 @@ from edgert_deploy.packager.tflite_lowering.value import FLOAT32, NeedsFixedBatc
 def reshape(lowering: Lowering, node: Node) -> None:
     """Write Reshape, Flatten, Squeeze or Unsqueeze with the shape from ONNX's shape inference."""
     source, shape = node.inputs[0], lowering.shape(node.outputs[0])
+    if lowering.layout(source) is Layout.CHANNELS_LAST and _keeps_channels(lowering, node):
+        x = lowering.read(node, 0, Layout.CHANNELS_LAST)
+        lowering.result(node, x.reshaped(lowering.laid_out(shape, Layout.CHANNELS_LAST)), Layout.CHANNELS_LAST)
+        return
     if _flattens_features(lowering, node):
         lowering.feature_order[node.outputs[0]] = _channels_last_order(lowering.shape(source).dims[1:])
         x = lowering.read(node, 0, Layout.CHANNELS_LAST)
     else:
         x = lowering.read(node, 0, lowering.layout_in_order(source))
     lowering.result(node, x.reshaped(shape))
+
+
+def _keeps_channels(lowering: Lowering, node: Node) -> bool:
+    """Whether `node` reshapes only the axes after the channels, so that channels last stays possible."""
+    before, after = lowering.shape(node.inputs[0]), lowering.shape(node.outputs[0])
+    is_spatial = before.rank in SPATIAL_RANKS and after.rank in SPATIAL_RANKS
+    return is_spatial and before.signature[:2] == after.signature[:2]
 
 
 def _flattens_features(lowering: Lowering, node: Node) -> bool:
@@ -52,8 +73,23 @@ def transpose(lowering: Lowering, node: Node) -> None:
         lowering.result(node, lowering.read(node, 0, Layout.CHANNELS_LAST))
     elif order == TO_CHANNELS_FIRST:
         lowering.result(node, lowering.read(node), Layout.CHANNELS_LAST)
+    elif order == TOKENS_ORDER and lowering.layout(source) is Layout.CHANNELS_LAST:
+        lowering.result(node, lowering.read(node, 0, Layout.CHANNELS_LAST).reshaped(lowering.shape(node.outputs[0])))
+    elif order == TOKENS_ORDER and _makes_images(lowering, node):
+        shape = lowering.result_shape(node, Layout.CHANNELS_LAST)
+        lowering.result(node, lowering.read(node).reshaped(shape), Layout.CHANNELS_LAST)
     else:
         lowering.result(node, lowering.read(node).transposed(order))
+
+
+def _makes_images(lowering: Lowering, node: Node) -> bool:
+    """Whether all readers of `node` read channels last: convolutions, and reshapes to an image."""
+    output, readers = node.outputs[0], lowering.links.users.get(node.outputs[0], [])
+    return bool(readers) and all(
+        reader.inputs[0] == output
+        and (reader.op_type == "Conv" or (reader.op_type in RESHAPES and _keeps_channels(lowering, reader)))
+        for reader in readers
+    )
 
 
 def expand(lowering: Lowering, node: Node) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgert_deploy.packager.sources.onnx_graph.sampling import RULES, Sampling
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.ops.sampling import RULES, Sampling, nearest_of_tflite, weights_of_tflite
+from edgert_deploy.packager.tflite_lowering.ops.sampling import nearest_of_tflite, weights_of_tflite
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, require_fixed
 
 # Two computations of a weight in float32 differ by at most this, on an axis of a few thousand elements.
