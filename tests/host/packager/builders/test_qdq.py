@@ -40,6 +40,15 @@ def test_samples_are_given_to_the_quantizer_one_at_a_time_up_to_a_limit() -> Non
     assert feeds[0]["x"].shape == (1, 4)
 
 
+def test_lengths_that_the_data_determine_get_no_formulas(tmp_path: Path) -> None:
+    """ONNX Runtime's symbolic shape inference names such a length after its node."""
+    body = "p = NonZero(x) t = Transpose(p) g = GatherND(x, t) s = ReduceSum <keepdims = 0> (g) y = Add(x, s)"
+    proto = models.model("float[N,4] x) => (float[N,4] y", body)
+    prepared = qdq.prepared(load_source(models.write(proto, tmp_path / "m.onnx")))
+    (length,) = (v.type.tensor_type.shape.dim[0].dim_param for v in prepared.graph.value_info if v.name == "t")
+    assert "NonZero" not in length
+
+
 def test_a_model_is_raised_to_an_opset_but_never_lowered() -> None:
     proto = models.mlp()
     assert opset_of(qdq.at_least_opset(proto, 19)) == 19
