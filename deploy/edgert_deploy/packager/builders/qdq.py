@@ -108,8 +108,14 @@ def quantize(
     failure = f"onnxruntime's quantizer failed on {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, advice):
         proto = _quantized(proto, calibration, recipe, excluded, Path(folder))
-    if (inside := control_flow(proto)) and not INT8_NODES & {node.op_type for node in proto.graph.node}:
-        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves its inner nodes in float"))
+    if not INT8_NODES & {node.op_type for node in proto.graph.node}:
+        if inside := control_flow(proto):
+            raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves its inner nodes in float"))
+        if recipe.ranges == DYNAMIC_RANGE:
+            raise BuildFailed(
+                f"{DYNAMIC_RANGE} quantizes only {' and '.join(DYNAMIC_OPS)} with constant weights, and "
+                f"{source.path.name} has none: use another --recipe, or build the model with --precision auto"
+            )
     # Inferred shapes only cost bytes on every device.
     del proto.graph.value_info[:]
     return proto

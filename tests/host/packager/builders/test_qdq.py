@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
+from edgert.errors import BuildFailed
 from edgert_deploy.packager.builders import qdq
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.builders.tensorrt import TensorRTBuilder
@@ -139,6 +140,15 @@ def test_a_softmax_in_fp64_stays_in_float(tmp_path: Path) -> None:
 def quantized(proto: Any, folder: Path) -> Any:
     source = load_source(models.write(proto, folder / "m.onnx"))
     return qdq.quantize(source, CalibrationSet({"x": models.random(20, 4)}, None), qdq.Recipe("uint8"), ())
+
+
+def test_dynamic_ranges_are_refused_if_they_leave_all_layers_in_float(tmp_path: Path) -> None:
+    """An example is a detector whose attention multiplies only activations."""
+    proto = models.model("float[N,3,8,8] x) => (float[N,h,w,d] y", "y = Conv (x, w)", {"w": models.random(4, 3, 3, 3)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(10, 3, 8, 8)}, None)
+    with pytest.raises(BuildFailed, match=r"only Gemm and MatMul .* m\.onnx has none: use another --recipe"):
+        qdq.quantize(source, samples, qdq.varied(qdq.Recipe("uint8"), qdq.DYNAMIC_RANGE))
 
 
 def test_onnx_runtime_loads_a_quantized_transformer_of_a_fixed_batch(tmp_path: Path) -> None:
