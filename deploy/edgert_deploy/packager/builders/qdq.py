@@ -28,7 +28,7 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
 from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.opsets import OPSET_MIN
-from edgert_deploy.packager.sources.onnx_graph.structure import opset_of, sort_nodes
+from edgert_deploy.packager.sources.onnx_graph.structure import OF_DATA_LENGTHS, opset_of, sort_nodes
 from edgert_deploy.packager.sources.source_model import HEAD, SourceModel
 
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "sympy")
@@ -108,8 +108,14 @@ def quantize(
     failure = f"onnxruntime's quantizer failed on {source.path.name}"
     with tempfile.TemporaryDirectory(prefix="edgert-qdq-") as folder, vendor_tool(failure, advice):
         proto = _quantized(proto, calibration, recipe, excluded, Path(folder))
-    if (inside := control_flow(proto)) and not INT8_NODES & {node.op_type for node in proto.graph.node}:
-        raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves its inner nodes in float"))
+    if not INT8_NODES & {node.op_type for node in proto.graph.node}:
+        if inside := control_flow(proto):
+            raise BuildFailed(only_in_float(source, inside, "onnxruntime's quantizer leaves its inner nodes in float"))
+        if recipe.ranges == DYNAMIC_RANGE:
+            raise BuildFailed(
+                f"{DYNAMIC_RANGE} quantizes only {' and '.join(DYNAMIC_OPS)} with constant weights, and "
+                f"{source.path.name} has none: use another --recipe, or build the model with --precision auto"
+            )
     # Inferred shapes only cost bytes on every device.
     del proto.graph.value_info[:]
     return proto
@@ -222,9 +228,12 @@ def _prepared(source: SourceModel, folder: Path) -> Any:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     write_proto(source.proto, folder / "source.onnx")
+    # The symbolic shape inference simplifies formulas of lengths. If the data determine many lengths, as in Faster
+    # R-CNN, it does not end within minutes.
+    unbounded = any(node.op_type in OF_DATA_LENGTHS for node in nodes_of(source.proto.graph))
     try:
         with working_in(folder):  # a failed preparation writes the model to the working folder
-            quant_pre_process(folder / "source.onnx", folder / "prepared.onnx")
+            quant_pre_process(folder / "source.onnx", folder / "prepared.onnx", skip_symbolic_shape=unbounded)
     except Exception:  # noqa: BLE001 - the symbolic shape inference fails on many trained models, and is optional
         quant_pre_process(folder / "source.onnx", folder / "prepared.onnx", skip_symbolic_shape=True)
     proto = onnx.load(folder / "prepared.onnx")

@@ -58,6 +58,7 @@ from edgert_deploy.packager.sources.onnx_graph.quantization.dynamic_quantization
 from edgert_deploy.packager.sources.onnx_graph.rewrites.erfc import replace_erfc
 from edgert_deploy.packager.sources.onnx_graph.rewrites.functions import inline_functions
 from edgert_deploy.packager.sources.onnx_graph.rewrites.infinite_bounds import drop_infinite_bounds
+from edgert_deploy.packager.sources.onnx_graph.rewrites.negative_pads import state_output_padding
 from edgert_deploy.packager.sources.onnx_graph.rewrites.resize_matrices import multiply_resizes
 from edgert_deploy.packager.sources.onnx_graph.rewrites.resize_scales import round_scales_up
 from edgert_deploy.packager.sources.onnx_graph.rewrites.single_precision import has_double, narrow_double, widen_half
@@ -172,6 +173,7 @@ def _rewrite(
         | inline_functions(proto)
         | drop_repeated_names(proto)
         | replace_erfc(proto)
+        | state_output_padding(proto)
         | state_one_sided(proto)
         | standardize_weights(proto)
     )

@@ -20,7 +20,7 @@ import onnx
 from edgert.errors import OperatorUnsupported
 from edgert.printable import counted
 from edgert_deploy.packager.sources.onnx_graph.branches import CONTROL_FLOW
-from edgert_deploy.packager.sources.onnx_graph.structure import ONNX_DOMAINS
+from edgert_deploy.packager.sources.onnx_graph.structure import OF_DATA_LENGTHS, ONNX_DOMAINS
 from edgert_deploy.packager.tflite_lowering.folding import FOLDED
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
@@ -30,9 +30,6 @@ from edgert_deploy.packager.tflite_lowering.value import Unsupported
 from edgert_deploy.packager.tflite_lowering.widening import widen
 
 __all__ = ["OPS", "lower"]
-
-# Operators that give as many results as the data determine. Detectors use them for NMS.
-OF_DATA_LENGTHS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 
 Problem = tuple[str, str]  # the part that cannot be converted, and the reason
 

@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
+from edgert.errors import BuildFailed
 from edgert_deploy.packager.builders import qdq
 from edgert_deploy.packager.builders.onnx_layers import onnx_layers
 from edgert_deploy.packager.builders.tensorrt import TensorRTBuilder
@@ -38,6 +39,15 @@ def test_samples_are_given_to_the_quantizer_one_at_a_time_up_to_a_limit() -> Non
     feeds = list(qdq.calibration_feeds(calibration))
     assert len(feeds) == qdq.CALIBRATION_SAMPLES_MAX
     assert feeds[0]["x"].shape == (1, 4)
+
+
+def test_lengths_that_the_data_determine_get_no_formulas(tmp_path: Path) -> None:
+    """ONNX Runtime's symbolic shape inference names such a length after its node."""
+    body = "p = NonZero(x) t = Transpose(p) g = GatherND(x, t) s = ReduceSum <keepdims = 0> (g) y = Add(x, s)"
+    proto = models.model("float[N,4] x) => (float[N,4] y", body)
+    prepared = qdq.prepared(load_source(models.write(proto, tmp_path / "m.onnx")))
+    (length,) = (v.type.tensor_type.shape.dim[0].dim_param for v in prepared.graph.value_info if v.name == "t")
+    assert "NonZero" not in length
 
 
 def test_a_model_is_raised_to_an_opset_but_never_lowered() -> None:
@@ -130,6 +140,15 @@ def test_a_softmax_in_fp64_stays_in_float(tmp_path: Path) -> None:
 def quantized(proto: Any, folder: Path) -> Any:
     source = load_source(models.write(proto, folder / "m.onnx"))
     return qdq.quantize(source, CalibrationSet({"x": models.random(20, 4)}, None), qdq.Recipe("uint8"), ())
+
+
+def test_dynamic_ranges_are_refused_if_they_leave_all_layers_in_float(tmp_path: Path) -> None:
+    """An example is a detector whose attention multiplies only activations."""
+    proto = models.model("float[N,3,8,8] x) => (float[N,h,w,d] y", "y = Conv (x, w)", {"w": models.random(4, 3, 3, 3)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(10, 3, 8, 8)}, None)
+    with pytest.raises(BuildFailed, match=r"only Gemm and MatMul .* m\.onnx has none: use another --recipe"):
+        qdq.quantize(source, samples, qdq.varied(qdq.Recipe("uint8"), qdq.DYNAMIC_RANGE))
 
 
 def test_onnx_runtime_loads_a_quantized_transformer_of_a_fixed_batch(tmp_path: Path) -> None:

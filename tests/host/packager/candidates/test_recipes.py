@@ -58,10 +58,10 @@ def test_a_recipe_that_leaves_nearly_all_layers_in_float_does_not_end_the_search
         a = Conv <pads = [1, 1, 1, 1]> (x, first)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, second)  d = Relu (c)
         rows = Reshape (d, flat)  columns = Transpose <perm = [0, 2, 1]> (rows)
         likeness = MatMul (rows, columns)  small = Mul (likeness, factor)  shares = Softmax <axis = -1> (small)
-        mixed = MatMul (shares, rows)  y = ReduceMean <axes = [2], keepdims = 0> (mixed)
+        mixed = MatMul (shares, rows)  mean = ReduceMean <axes = [2], keepdims = 0> (mixed)  y = MatMul (mean, last)
     """
     weights: dict[str, ArrayLike] = {"first": models.random(8, 3, 3, 3), "second": 0.2 * models.random(8, 8, 3, 3)}
-    weights |= {"flat": np.array([0, 8, 64]), "factor": np.float32(0.001)}
+    weights |= {"flat": np.array([0, 8, 64]), "factor": np.float32(0.001), "last": np.eye(8, dtype=np.float32)}
     proto = models.model("float[N,3,8,8] x) => (float[N,8] y", body, {k: np.asarray(v) for k, v in weights.items()})
     samples = [CalibrationSet({"x": models.random(60, 3, 8, 8, seed=seed)}, None) for seed in (1, 2)]
     request = replace(

@@ -13,6 +13,8 @@ from typing import Any
 from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_inside, graphs_of, nodes_of, refill
 
 ONNX_DOMAINS = ("", "ai.onnx")  # both name ONNX's own operators
+# Operators that give as many results as the data determine. Detectors use them for NMS.
+OF_DATA_LENGTHS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 SHAPE_VALUES_MAX = 1024  # a constant with more elements is not a shape
 
 
