@@ -249,7 +249,7 @@ def _noted(device: Device, what: str, other: str) -> Iterator[int]:
 
 @contextmanager
 def _recorded(note: int, token: str) -> Iterator[list[str]]:
-    """Record `token` while the device is asked for a claim; yield the tokens that this host recorded before.
+    """Record `token` while the device is asked for a claim; yield the tokens of earlier claims.
 
     If another host has the claim, the record stays as it was.
     """

@@ -1,4 +1,4 @@
-"""Kills or replaces the worker that serves if an engine run, its silence or its memory exceeds a limit.
+"""Kills or replaces the worker that serves if a run, its silence or its memory exceeds a limit.
 
 A worker may also hang outside an engine run, for example because its process was stopped. An idle worker must not wake
 up to prove that it works. So the watchdog asks only a worker that has not read the daemon's last message, such as the
