@@ -30,10 +30,20 @@ F = TypeVar("F", bound=Callable[..., Any])
     show_default=True,
     help="Time after which the claim expires unless a command uses it again.",
 )
-@click.option("--instead-of", default="", metavar="TOKEN", help="Replace this claim, whose deployment is over.")
+@click.option(
+    "--instead-of",
+    multiple=True,
+    metavar="TOKEN",
+    help="Replace this claim, whose deployment is over. May be repeated.",
+)
+@click.option(
+    "--token", default="", metavar="TOKEN", help="The token of the claim: MODEL.DIGITS, with 16 hexadecimal digits."
+)
 @json_option
 @click.pass_obj
-def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, as_json: bool) -> None:
+def claim(
+    state: StateDir, model: str, by: str, for_s: float, instead_of: tuple[str, ...], token: str, as_json: bool
+) -> None:
     """Claim MODEL for one deployment. Until the claim is released or expires, nobody else can claim MODEL.
 
     `edgert deploy` runs this command. Give the printed token to the next commands as --claim. A claim prevents other
@@ -48,7 +58,7 @@ def claim(state: StateDir, model: str, by: str, for_s: float, instead_of: str, a
 
     check_model_name(model)
     config = read_config(state)
-    new = Claims(state, config.device).acquire(model, by[:200], for_s, instead_of)
+    new = Claims(state, config.device).acquire(model, by[:200], for_s, instead_of, token)
     # Read the status after the claim, because an earlier status may be out of date.
     answer = {"token": new.token, "status": device_status(state, config).as_json()}
     with contextlib.suppress(EdgeRTError, OSError):  # damaged slots: `list-files` reports the reason if a host needs it

@@ -270,6 +270,7 @@ class Supervisor:
         try:
             received = link.receive(worker.link)
             if received is not None:
+                worker.asked_s = None
                 self._handle_message(service, worker, received[0])
                 for descriptor in received[1]:  # workers send no descriptors
                     os.close(descriptor)

@@ -12,16 +12,17 @@ because claims separate deployments but are not permissions.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from edgert.config import read_config
 from edgert.durable import locked, make_private, replace_file, storing
-from edgert.errors import DeployUnderWay, EdgeRTError, StorageFailed
+from edgert.errors import ConfigInvalid, DeployUnderWay, EdgeRTError, StorageFailed
 from edgert.state_dir import StateDir
 from edgert.typed_json import json_bytes, read_json
 from edgert.versions.boot_clock import BootClock
@@ -60,18 +61,24 @@ class Claims:
         self.name = name
         self.clock = clock or BootClock()
 
-    def acquire(self, model: str, by: str, lasts_s: float, instead_of: str = "") -> Claim:
+    def acquire(self, model: str, by: str, lasts_s: float, instead_of: Collection[str] = (), token: str = "") -> Claim:
         """Claim a model. Raises DeployUnderWay if another deployment has the model.
 
-        The claim lasts for `lasts_s` after each renewal, at most LASTS_S_MAX. It replaces a claim with the token
+        Raises ConfigInvalid for an invalid `token`; "" stands for a new one.
+
+        The claim lasts for `lasts_s` after each renewal, at most LASTS_S_MAX. It replaces a claim with a token in
         `instead_of`, whose deployment is over. `by` is the person and the host, for messages.
         """
+        token = token or f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
+        if not re.fullmatch(rf"{re.escape(model)}\.[0-9a-f]{{16}}", token):
+            raise ConfigInvalid(
+                f"the token {token[:80]!r} is not the model's name with a dot and 16 hexadecimal digits"
+            )
         with self._locked():
             held = self._read(model)
-            if held is not None and self.left_s(held) and held.token != instead_of:
+            if held is not None and self.left_s(held) and held.token not in instead_of:
                 raise DeployUnderWay(self._refusal(held))
             since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-            token = f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
             return self._write(Claim(token, model, by, since, min(lasts_s, LASTS_S_MAX), "", 0.0))
 
     def renew(self, token: str) -> Claim:

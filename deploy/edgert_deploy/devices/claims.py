@@ -8,7 +8,8 @@ same time, at least one of them stops.
 
 This host records the token of each claim, under a lock that ends with the process. So a second command on this host is
 refused without contact to the device. If a process dies or loses the link, its claim stays on the device. The next
-command on this host replaces that claim: it sends the recorded token. Other hosts must wait until the claim expires.
+command on this host replaces that claim: it sends the recorded tokens. Other hosts must wait until the claim expires.
+A token is recorded before the device has it, because the process may die, or the link may break, before the answer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result
 LASTS_S = 60.0  # the duration of a model's claim; commands on the device renew it while they run
 SPARE_S = 240.0  # the claim of a set-up lasts this much longer than the time limit of the running command
 SLOW_LINK_BYTES_PER_S = 50_000  # the slowest transfer for which a claim lasts long enough
-TOKEN_BYTES_MAX = 200
+TOKENS_MAX = 3  # the tokens in a record: the newest, and older ones that the device may still have
+RECORD_BYTES_MAX = 500
 # EdgeRT makes these files in STATE and in HOME, which may be the same folder. `grep -xE` reads the pattern.
 KNOWN = (
     r"keys|models|incoming|spool|claims|cache|learned|config\.toml|control\.sock|edgert\.sock|edgertd\.(pid|log|log\.1)"
@@ -86,10 +88,11 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
     slowest = min(bytes_per_s or SLOW_LINK_BYTES_PER_S, SLOW_LINK_BYTES_PER_S)
     lasts_s = min(LASTS_S + send_bytes / slowest, LASTS_S_MAX)
     with _noted(daemon.device, model, f"another deployment of {model}") as note:
-        old = _read(note)
-        instead = ("--instead-of", old) if old.startswith(f"{model}.") else ()
-        answer = daemon.call("claim", model, "--by", user_and_host(), "--for", duration_text(lasts_s), *instead)
-        token = str(answer["token"])
+        token = f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
+        with _recorded(note, token) as past:
+            instead = [word for old in past for word in ("--instead-of", old)]
+            words = ("--by", user_and_host(), "--for", duration_text(lasts_s), "--token", token, *instead)
+            answer = daemon.call("claim", model, *words)
         try:
             _write(note, token)
             check_not_set_up(daemon.device, daemon.transport)
@@ -100,7 +103,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
             with contextlib.suppress(EdgeRTError):
                 # If the link is lost, the claim expires on the device, and its token stays recorded on this host.
                 daemon.call("unclaim", token)
-                _write(note, "")
+                _write(note)
 
 
 @contextmanager
@@ -119,9 +122,11 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
             return
         token, lasts_s, begun = secrets.token_hex(8), QUICK_S_MAX + SPARE_S, time.monotonic()
         by = re.sub(r"[^\x20-\x7e]", "?", user_and_host())
-        old = _read(note)
-        words = ("take", device.home, device.state, token, f"{lasts_s:.0f}", by, old, "yes" if make else "no", KNOWN)
-        if _script(device, transport, words).stdout.strip() == _NOT_SET_UP:
+        with _recorded(note, token) as past:
+            words = ("take", device.home, device.state, token, f"{lasts_s:.0f}", by, " ".join(past))
+            taken = _script(device, transport, (*words, "yes" if make else "no", KNOWN))
+        if taken.stdout.strip() == _NOT_SET_UP:
+            _write(note, *past)
             yield transport
             return
         try:
@@ -131,7 +136,7 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
         finally:
             with contextlib.suppress(EdgeRTError):
                 _script(device, transport, ("free", device.home, token))
-                _write(note, "")
+                _write(note)
 
 
 def check_not_set_up(device: Device, transport: Transport) -> None:
@@ -139,8 +144,8 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
     if not device.kind.needs_runtime:
         return
     with _noted(device, _SET_UP, "a bootstrap or uninstall") as note:
-        over = _read(note)
-    _script(device, transport, ("look", device.home, over))
+        past = _read(note)
+    _script(device, transport, ("look", device.home, " ".join(past)))
 
 
 def record_folders(device: Device, folders: Sequence[str], transport: Transport) -> None:
@@ -238,14 +243,29 @@ def _noted(device: Device, what: str, other: str) -> Iterator[int]:
         yield note.fileno()
 
 
-def _read(note: int) -> str:
-    return os.pread(note, TOKEN_BYTES_MAX, 0).decode(errors="replace")
+@contextmanager
+def _recorded(note: int, token: str) -> Iterator[list[str]]:
+    """Record `token` while the device is asked for a claim; yield the tokens of earlier claims.
+
+    If another host has the claim, the record stays as it was.
+    """
+    past = _read(note)
+    _write(note, token, *past[: TOKENS_MAX - 1])
+    try:
+        yield past
+    except DeployUnderWay:
+        _write(note, *past)
+        raise
 
 
-def _write(note: int, token: str) -> None:
+def _read(note: int) -> list[str]:
+    return os.pread(note, RECORD_BYTES_MAX, 0).decode(errors="replace").split()
+
+
+def _write(note: int, *tokens: str) -> None:
     try:
         os.ftruncate(note, 0)
-        os.pwrite(note, token.encode(), 0)
+        os.pwrite(note, " ".join(tokens).encode(), 0)
     except OSError as error:
         raise StorageFailed(_unwritable(error)) from error
 

@@ -7,7 +7,8 @@ The records are little-endian on every machine, so any machine can read a store.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,18 @@ WINDOW_COUNT_MAX = 2**32 - 1
 _WIDTH = INDEX_MAX - INDEX_MIN + 1
 
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class Damaged(ValueError):
+    """Packed values cannot be read: the database's file is damaged, which SQLite does not always notice."""
+
+
+@contextmanager
+def _read() -> Iterator[None]:
+    try:
+        yield
+    except (IndexError, TypeError, ValueError, zlib.error) as error:
+        raise Damaged(f"packed values cannot be read: {error}") from error
 
 
 def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
@@ -42,8 +55,9 @@ class Dense:
 
     def add(self, blob: bytes, form: np.dtype[np.void] = MERGED) -> None:
         """Add a packed histogram, which must have each index at most once."""
-        records = np.frombuffer(blob, form)
-        self._counts[records["index"] - INDEX_MIN] += records["count"].astype(np.int64)
+        with _read():
+            records = np.frombuffer(blob, form)
+            self._counts[records["index"] - INDEX_MIN] += records["count"].astype(np.int64)
 
     def merge(self, other: Dense) -> None:
         self._counts += other._counts
@@ -62,14 +76,15 @@ def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
     the first bytes of all records, then the second bytes, and so on. In this order, zlib compresses the records faster,
     and the result has two thirds of the size.
     """
-    records = zlib.decompress(blob) if blob else b""
-    if form == WINDOW:
-        length = len(records) // form.itemsize
-        distances, counts = np.frombuffer(records, "<u2", length), np.frombuffer(records, "<u4", offset=2 * length)
-    else:
-        bytewise = np.frombuffer(records, np.uint8).reshape(_CELL.itemsize, -1)
-        whole = np.ascontiguousarray(bytewise.T).view(_CELL)[:, 0]
-        distances, counts = whole["distance"], whole["count"]
+    with _read():
+        records = zlib.decompress(blob) if blob else b""
+        if form == WINDOW:
+            length = len(records) // form.itemsize
+            distances, counts = np.frombuffer(records, "<u2", length), np.frombuffer(records, "<u4", offset=2 * length)
+        else:
+            bytewise = np.frombuffer(records, np.uint8).reshape(_CELL.itemsize, -1)
+            whole = np.ascontiguousarray(bytewise.T).view(_CELL)[:, 0]
+            distances, counts = whole["distance"], whole["count"]
     return np.cumsum(distances, dtype=np.int64) - 1, counts.astype(np.int64)
 
 
@@ -84,7 +99,8 @@ class StageCounts:
             self.add(cells)
 
     def add(self, cells: Cells) -> None:
-        self._counts[cells[0]] += cells[1]
+        with _read():
+            self._counts[cells[0]] += cells[1]
 
     def packed(self) -> bytes:
         (filled,) = (self._counts != 0).nonzero()  # with the comparison, `nonzero` takes half the time
@@ -111,10 +127,11 @@ class Pool:
 
     def add(self, groups: Sequence[int], blobs: Sequence[bytes], form: np.dtype[np.void] = MERGED) -> None:
         """Add the buckets of `blobs[i]` to group `groups[i]`, all at once."""
-        lengths = np.fromiter((len(blob) // form.itemsize for blob in blobs), np.int64, len(blobs))
-        records = np.frombuffer(b"".join(blobs), form)
-        cells = np.repeat(np.asarray(groups, np.int64) * _WIDTH, lengths) + records["index"] - INDEX_MIN
-        np.add.at(self._counts.reshape(-1), cells, records["count"].astype(np.int64))
+        with _read():
+            lengths = np.fromiter((len(blob) // form.itemsize for blob in blobs), np.int64, len(blobs))
+            records = np.frombuffer(b"".join(blobs), form)
+            cells = np.repeat(np.asarray(groups, np.int64) * _WIDTH, lengths) + records["index"] - INDEX_MIN
+            np.add.at(self._counts.reshape(-1), cells, records["count"].astype(np.int64))
 
     def add_scalars(self, groups: Sequence[int], columns: Sequence[Sequence[float]]) -> None:
         """Add the figures of histograms besides the buckets, all at once.
@@ -124,12 +141,13 @@ class Pool:
             columns: The columns zero, count, sum, least and most. Each has a value for each histogram.
         """
         at, (zero, count, total, least, most) = np.asarray(groups, np.int64), columns
-        whole = np.column_stack((np.asarray(zero, np.int64), np.asarray(count, np.int64)))
-        np.add.at(self._whole, at, whole)
-        np.add.at(self._sum, at, np.asarray(total, np.float64))
-        filled = whole[:, 1] > 0  # an empty histogram has no extremes
-        np.minimum.at(self._least, at[filled], np.asarray(least, np.float64)[filled])
-        np.maximum.at(self._most, at[filled], np.asarray(most, np.float64)[filled])
+        with _read():
+            whole = np.column_stack((np.asarray(zero, np.int64), np.asarray(count, np.int64)))
+            np.add.at(self._whole, at, whole)
+            np.add.at(self._sum, at, np.asarray(total, np.float64))
+            filled = whole[:, 1] > 0  # an empty histogram has no extremes
+            np.minimum.at(self._least, at[filled], np.asarray(least, np.float64)[filled])
+            np.maximum.at(self._most, at[filled], np.asarray(most, np.float64)[filled])
 
     def sketch(self, group: int) -> Sketch:
         """Return the group as a sketch, which has percentiles."""

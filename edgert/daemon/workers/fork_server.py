@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from edgert.log import log
 from edgert.worker_link import link
 
 ANSWER_S_MAX = 5.0  # the longest wait for an exit code; a fork needs milliseconds
+FORK_S_MAX = 150.0  # a fork, and before the first fork the imports (IMPORT_S_MAX); less than LOAD_S_MAX
 
 
 class Process(Protocol):
@@ -131,6 +133,7 @@ class ForkedProcess:
         self._server = server
         self._pidfd = -1
         self._killed = False
+        self._requested_s = time.monotonic()
 
     def started(self, pid: int) -> None:
         """Set the process id. Raises ValueError for a second call, OSError if the process has ended."""
@@ -146,6 +149,8 @@ class ForkedProcess:
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        elif not self.pid and time.monotonic() - self._requested_s > FORK_S_MAX:
+            self._server.process.kill()  # it hangs or was stopped; the links of the workers that wait for it close
 
     def wait(self, timeout: float | None = None) -> int | None:
         if self._pidfd < 0:  # the worker never started

@@ -1,4 +1,8 @@
-"""Kills or replaces the worker that serves if an engine run or the worker's memory exceeds its limit.
+"""Kills or replaces the worker that serves if a run, its silence or its memory exceeds a limit.
+
+A worker may also hang outside an engine run, for example because its process was stopped. An idle worker must not wake
+up to prove that it works. So the watchdog asks only a worker that has not read the daemon's last message, such as the
+connection of a client.
 
 `edgert/daemon/model/` starts the next worker: after a kill by the rules of `restarts.py`, or at once as a replacement.
 """
@@ -15,6 +19,7 @@ from edgert.errors import EngineFailed
 MEMORY_CHECK_S = 2.0  # the longest time between two checks if a worker's memory is limited
 MEMORY_HARD_SHARE = 1.25  # a worker beyond this multiple of its memory limit is killed, not replaced
 RECYCLE_PAUSE_S = 60.0
+SILENT_S_MAX = 120.0  # longer than a slow disk or a full memory delays an answer
 
 
 class Watchdog:
@@ -65,7 +70,12 @@ class Watchdog:
 
     def _needs_replacement(self, worker: WorkerProcess, now_s: float) -> bool:
         """Kill a worker that is stuck or far beyond its memory limit; return whether it needs a replacement."""
-        if self._runs_too_long(worker, now_s) or not self.limit_mb or worker.measure() <= self.limit_mb:
+        if (
+            self._runs_too_long(worker, now_s)
+            or self._is_silent(worker, now_s)
+            or not self.limit_mb
+            or worker.measure() <= self.limit_mb
+        ):
             return False
         if worker.mb > self.limit_mb * MEMORY_HARD_SHARE:
             message = (
@@ -87,4 +97,16 @@ class Watchdog:
             "use a faster model, or raise [serving] run_s_max"
         )
         worker.kill(now_s, EngineFailed(message))
+        return True
+
+    def _is_silent(self, worker: WorkerProcess, now_s: float) -> bool:
+        if worker.asked_s is None:
+            if worker.has_unread:
+                worker.ask(now_s)
+            return False
+        # An engine may hold Python's lock; `run_s_max` limits this time.
+        running = worker.page.running_since_s() is not None
+        if running or now_s - max(worker.asked_s, self._resumed_at_s) <= SILENT_S_MAX:
+            return False
+        worker.kill(now_s, EngineFailed(f"the worker did not react for {SILENT_S_MAX:.0f} s, so the daemon killed it"))
         return True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 import subprocess
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ STOP_S_MAX = 25.0
 LOAD_S_MAX = 180.0
 PROGRESS_S_MAX = 900.0  # the longest time between two progress lines of an engine, such as during a TensorRT build
 EXIT_S_MAX = 1.0  # the longest time from the end of the link to the end of the process
+NO_ROUND = 0  # the number of a request for figures that nobody waits for
 
 
 @dataclass(eq=False)
@@ -42,6 +45,7 @@ class WorkerProcess:
         mb: The last measurement of the memory; 0 before the first measurement.
         load_s_max: The longest time from the start until the worker is ready.
         progress: The last progress line of a long load.
+        asked_s: The time when `ask` asked for a sign of life; None after any message of the worker.
     """
 
     process: Process
@@ -60,6 +64,7 @@ class WorkerProcess:
     load_s_max: float = LOAD_S_MAX
     progress: str = ""
     alarms: tuple[str, ...] = ()
+    asked_s: float | None = None
 
     @classmethod
     def start(
@@ -134,6 +139,17 @@ class WorkerProcess:
         self.failure = why or self.failure
         self.killed_at_s = self.killed_at_s or now_s
         self.process.kill()
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the worker has not read all messages of the daemon."""
+        return fcntl.ioctl(self.link, termios.TIOCOUTQ, bytes(4)) != bytes(4)
+
+    def ask(self, now_s: float) -> None:
+        """Ask the worker for a sign of life."""
+        with contextlib.suppress(OSError):  # the link is full or closed
+            link.send(self.link, {"op": "stats", "id": NO_ROUND})
+            self.asked_s = now_s
 
     def wait_for_end(self) -> str:
         """Wait for the end of the process, whose link has closed; return a description of the end."""

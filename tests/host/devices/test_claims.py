@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from edgert.errors import DeployUnderWay, DeviceError, StorageFailed
+from edgert.errors import DeployUnderWay, DeviceError, DeviceUnreachable, StorageFailed
 from edgert_deploy.bootstrap.runtime import _WITH_LOCK
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.devices.claims import check_not_set_up, claimed, record_folders, setting_up
@@ -114,6 +114,32 @@ def test_the_claim_of_a_dead_host_blocks_other_hosts_until_it_expires_but_not_it
     vanish()
     on_host("two")
     monkeypatch.setenv("EDGERT_BOOT_ID", "another")
+    with setting_up(device, LocalTransport(device)):
+        pass
+
+
+def test_claims_whose_answers_were_lost_do_not_block_their_own_host(
+    device: Device, on_host: Callable[[str], None]
+) -> None:
+    class Cut(LocalTransport):
+        """A link that breaks before the answer of the first command."""
+
+        def run(self, *words: Any) -> Result:
+            super().run(*words)
+            raise DeviceUnreachable("no link")
+
+    on_host("one")
+    for _ in range(2):
+        with pytest.raises(DeviceUnreachable), setting_up(device, Cut(device)):
+            pass
+    on_host("two")
+    for _ in range(2):
+        assert "for at most" in refused(device)
+    on_host("one")
+    check_not_set_up(device, LocalTransport(device))
+    with setting_up(device, LocalTransport(device)):
+        pass
+    on_host("two")
     with setting_up(device, LocalTransport(device)):
         pass
 

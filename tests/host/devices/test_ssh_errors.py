@@ -53,7 +53,7 @@ def test_a_lost_link_is_not_taken_for_a_refused_login(error: Exception) -> None:
     ("error", "text"),
     [
         (LOST, "ended during the login"),
-        (EOFError(), "ended during the login"),
+        (EOFError(), "may have expired"),
         (LATE, "did not answer the login in time"),
         (NO_SESSION, "sent no greeting in time"),
         (late_greeting(), "sent no greeting in time"),

@@ -220,6 +220,24 @@ def test_a_command_may_be_longer_than_the_limit_of_dropbear(tmp_path: Path, beco
         transport.close()
 
 
+@pytest.mark.parametrize("become", ["", "sudo"])
+def test_a_command_does_not_get_the_variables_that_a_login_sets_for_other_pythons(become: str, tmp_path: Path) -> None:
+    """Robots have PYTHONPATH in /etc/environment, which PAM reads for the login and for sudo."""
+    sudo = tmp_path / "bin" / "sudo"
+    sudo.parent.mkdir()
+    sudo.write_text('#!/bin/sh\nshift 2; PYTHONHOME=/x PYTHONPATH=/opt/ros exec "$@"\n')
+    sudo.chmod(0o755)
+    forced = (
+        f'ForceCommand export PATH={sudo.parent}:$PATH PYTHONHOME=/x PYTHONPATH=/opt/ros; sh -c "$SSH_ORIGINAL_COMMAND"'
+    )
+    with (
+        configured(f"{forced}\n", tmp_path) as server,
+        contextlib.closing(SshTransport(replace(server.device(), become=become))) as transport,
+    ):
+        names = [line.partition("=")[0] for line in transport.run(["env"], WAIT_S_MAX).stdout.splitlines()]
+        assert not {"PYTHONHOME", "PYTHONPATH"}.intersection(names)
+
+
 @pytest.mark.parametrize(
     ("sudo", "said"),
     [

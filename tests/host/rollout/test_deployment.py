@@ -263,6 +263,17 @@ def test_a_second_deployment_from_the_same_host_is_refused_while_the_first_runs(
     assert second.done == []
 
 
+def test_a_deployment_whose_claim_was_made_but_not_answered_does_not_block_its_own_host(
+    bundle: Path, key: SigningKey
+) -> None:
+    device = SimulatedDevice(key, RELEASE_1, claim=DeviceUnreachable("no link"))
+    assert roll_out(bundle, device).result == "failed"
+    assert device.claims
+    device.closed = 0
+    assert roll_out(bundle, device).result == "live"
+    assert device.claims == {}
+
+
 def test_every_deployment_releases_its_claim(bundle: Path, key: SigningKey) -> None:
     for faults in ({}, {"check": HealthCheckFailed("off")}, {"install": StorageFailed("full")}):
         device = SimulatedDevice(key, RELEASE_1, **faults)

@@ -90,7 +90,9 @@ class SimulatedDevice:
                 {"error": {"code": DeployUnderWay.code, "message": "another deployment of echo is in progress"}}
             )
             return Result(tuple(argv), 7, told, "")
-        self.claims["echo"] = f"echo.{len(self.done)}"
+        self.claims["echo"] = argv[argv.index("--token") + 1]
+        if "claim" in self.faults:  # its answer is lost
+            raise self.faults.pop("claim")
         return Result(tuple(argv), 0, json.dumps({"token": self.claims["echo"], "status": self._status()}), "")
 
     def _answer(self, verb: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@
 # complete runtime is in use: the old or the new one.
 set -u
 umask 022
+unset PYTHONHOME PYTHONPATH # of a login: the runtime would import other packages
 home=$(cd "$(dirname "$0")" && pwd -P) || exit 1
 venvs=$home/venvs
 STARTS_MAX=3 # starts of the daemon in one trial: the first one, and two after failures

@@ -1,10 +1,10 @@
 # The claim to set this device up or to uninstall EdgeRT: one host at a time has it. Run as `sh -c` with
 #   take HOME STATE TOKEN SECONDS WHO OLD MAKE KNOWN
-#                                take the claim; OLD is the token of a past claim; MAKE is yes if HOME may be created;
+#                                take the claim; OLD has the tokens of past claims; MAKE is yes if HOME may be created;
 #                                KNOWN is a pattern of the names that EdgeRT creates in these folders
 #   keep HOME TOKEN SECONDS      renew the claim
 #   free HOME TOKEN              release the claim; remove HOME if nothing was set up
-#   look HOME OLD                check whether another token than OLD has the claim, or a new runtime is on trial
+#   look HOME OLD                check whether a token outside OLD has the claim, or a new runtime is on trial
 #   note HOME PATH...            write the folders that PATH still lacks into the receipt
 # The exit code is 75 if another host has the claim, 73 if a folder holds other things than EdgeRT's, 76 if a new
 # runtime is on trial, and 77 if a folder cannot be written. The output tells which host or folder it is, and how many
@@ -87,7 +87,8 @@ lasts() { test "$boot" = "$(boot_id)" && test "$(uptime_s)" -lt "$until"; }
 
 held_by_another() { # than OLD; prints who
   read_claim
-  if test -n "$has" && test "$has" != "$1" && lasts; then
+  case " $1 " in *" $has "*) return 1 ;; esac
+  if test -n "$has" && lasts; then
     echo "by $who, for at most $((until - $(uptime_s))) s"
     return 0
   fi

@@ -56,7 +56,9 @@ _UPLOADS_MAX = 2  # a second upload is necessary if the first upload continued a
 _MOVED_BYTES = 256 * 1024  # an attempt that sends this many bytes resets the count of failures, because the link works
 _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
-_AS_ROOT = ("sh", "-c", f'umask 022; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have a umask of its own
+# A login may set these variables, as ROS does. Then the Python of EdgeRT's environment would import other packages.
+_CLEAN = "umask 022; unset PYTHONHOME PYTHONPATH"
+_AS_ROOT = ("sh", "-c", f'{_CLEAN}; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have its own umask and variables
 LINE_BYTES_MAX = 8000  # the limit for a command's line: dropbear closes the connection at 9000
 _LINE_FROM_INPUT = ("sh", "-c", 'line=$(cat); exec sh -c "$line" </dev/null')
 SUDO = ("sudo", "-n", "--")  # with -n, sudo fails if it needs a password
@@ -97,7 +99,7 @@ def for_any_shell(argv: Sequence[str], first: str = ":") -> str:
     csh accepts no quoted line break, and expands a quoted exclamation mark. fish interprets quoted backslashes. So the
     line encodes these characters. The line sets the umask: no other user can write files that the command creates.
     """
-    script = f"umask 022; {first}; exec {shlex.join(argv)}"
+    script = f"{_CLEAN}; {first}; exec {shlex.join(argv)}"
     octal = re.sub(r"[\\\n!']", lambda found: f"\\0{ord(found[0]):03o}", script)
     return f"""exec sh -c 'eval "$(printf %b "$1")"' sh '{octal}'"""
 

@@ -75,7 +75,10 @@ def reason(error: BaseException) -> str:
     if isinstance(error, IncompatiblePeer):
         return f"{text}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config"
     if isinstance(error, EOFError) or _LINK_LOST in text:
-        return "the connection ended during the login. Check the network and try again"
+        return (
+            "the connection ended during the login. Check the network and try again. If this repeats, the device may be "
+            "booting, or this user's account may have expired: the log of its SSH server gives the reason"
+        )
     if _LATE_ANSWER in text:
         return "it did not answer the login in time. It may be busy, or the network is down: try again"
     # paramiko has two equal time limits: for the greeting, and for the whole start of a session. If the second limit is

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import counted
+from edgert_deploy.fleet.packed import Damaged
 from edgert_deploy.fleet.store import schema, views
 from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
@@ -27,6 +28,8 @@ LINK_LIMITS = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
+
+_MOVE_AWAY = "the file is damaged: move it away to begin a new store, or restore a copy (docs/sql.md)"
 
 Row = Mapping[str, Any]  # the values of a row by column
 
@@ -115,6 +118,8 @@ def translated(engine: sa.Engine) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise _failed(engine.url, error) from error
+    except (Damaged, UnicodeDecodeError) as error:  # sqlite3 raises the latter if its own error quotes a damaged name
+        raise StoreFailed(f"the store {shown(engine.url)} cannot be used: {error}; {_MOVE_AWAY}") from error
 
 
 def new_engine(url: str, *, writes: bool) -> sa.Engine:
@@ -207,7 +212,7 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
     if "statement timeout" in reason:
         advice = f"a statement took longer than {STATEMENT_TIMEOUT_S} s: try again later, or ask for a shorter period"
     if "malformed" in reason:
-        advice = "the file is damaged: move it away to begin a new store, or restore a copy (docs/sql.md)"
+        advice = _MOVE_AWAY
     return StoreFailed(f"the store {shown(url)} cannot be used: {reason}; {advice}")
 
 

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.packed import MERGED, WINDOW, Pool, StageCounts, cells_of
+from edgert_deploy.fleet.packed import MERGED, WINDOW, Damaged, Pool, StageCounts, cells_of
 from edgert_deploy.fleet.reports import DIMENSIONS, PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import database, gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
@@ -129,7 +129,8 @@ class FleetQuery:
             for part in _parts(question, first, end):
                 _read_rows(connection, question, part, builder)
             _read_gaps(connection, question, first, end, builder)
-        return builder.answers()
+        with database.translated(self._database.engine):
+            return builder.answers()
 
     def newest_ms(self) -> int:
         """Return when the newest message of any device was stored; 0 in an empty store."""
@@ -165,17 +166,17 @@ class FleetQuery:
         table = schema.device
         with self._database.transaction() as connection:
             rows = connection.execute(sa.select(table).order_by(table.c.site, table.c.device)).all()
-        return [
-            {
-                "site": row.site,
-                "device": row.device,
-                "profile": row.profile or PROFILE_UNKNOWN,
-                "status": row.status,
-                "heard_ms": row.heard_ms,
-                **{name: json.loads(getattr(row, name) or "{}") for name in ("info", "sys", "deploy")},
-            }
-            for row in rows
-        ]
+            return [
+                {
+                    "site": row.site,
+                    "device": row.device,
+                    "profile": row.profile or PROFILE_UNKNOWN,
+                    "status": row.status,
+                    "heard_ms": row.heard_ms,
+                    **{name: _fields(getattr(row, name) or "{}") for name in ("info", "sys", "deploy")},
+                }
+                for row in rows
+            ]
 
     def groups_reporting(self, where: Mapping[str, str], now_ms: int) -> int:
         """Count the groups that match `where` and reported in this hour or the hour before.
@@ -199,7 +200,7 @@ class FleetQuery:
         query = _of_events(sa.select(*columns), since_ms, until_ms, where or {})
         with self._database.transaction() as connection:
             rows = connection.execute(query.order_by(table.c.at_ms.desc(), table.c.seq.desc()).limit(limit)).all()
-        return [_event(row) for row in rows]
+            return [_event(row) for row in rows]
 
     def failures(self, since_ms: int, until_ms: int) -> list[dict[str, Any]]:
         """Return the events of releases that devices rolled back or refused, newest first."""
@@ -217,7 +218,14 @@ class FleetQuery:
 def _event(row: sa.Row[Any]) -> dict[str, Any]:
     """Return an event with the fields that its device sent. These fields cannot replace the store's own."""
     origin = {"site": row.site, "device": row.device, "at_ms": row.at_ms}
-    return {**origin, **json.loads(row.fields), **origin}
+    return {**origin, **_fields(row.fields), **origin}
+
+
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise Damaged(f"stored fields are not JSON: {error}") from error
 
 
 class _AnswerBuilder:

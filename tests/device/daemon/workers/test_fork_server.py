@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgert.daemon.workers import fork_server
 from edgert.daemon.workers.fork_server import ForkedProcess, Process, WorkerStarter
 from edgert.worker_link import link
 from tests.support.devices import wait_until
@@ -84,6 +85,23 @@ def test_a_worker_that_is_killed_before_it_starts_ends_when_it_starts(starts: St
     assert process.wait(START_S_MAX) == -signal.SIGKILL
     with pytest.raises(ValueError, match="once"):
         process.started(os.getpid())
+
+
+def test_a_worker_that_never_starts_ends_together_with_its_stopped_server(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, pid = starts.worker(), starts.starter.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    process = starts.ask()
+    process.kill()  # the server may still start it
+    monkeypatch.setattr(fork_server, "FORK_S_MAX", 0.0)
+    process.kill()
+    assert link.receive(starts.ends[-1]) is None
+    assert process.wait() is None
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    starts.worker().kill()
+    before.kill()
 
 
 def test_workers_survive_their_killed_server_and_the_next_workers_get_a_new_server(starts: Starts) -> None:

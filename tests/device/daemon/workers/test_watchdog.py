@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from edgert.config import ServingConfig
-from edgert.daemon.workers.watchdog import MEMORY_CHECK_S, RECYCLE_PAUSE_S, Watchdog
+from edgert.daemon.workers.watchdog import MEMORY_CHECK_S, RECYCLE_PAUSE_S, SILENT_S_MAX, Watchdog
 from edgert.daemon.workers.worker_set import CHECK_S_MAX, WorkerSet
 from edgert.versions.slots import Version
+from edgert.worker_link import link
 from tests.support.stand_ins.workers import ORDER, FakeWorker
 
 VERSION = Version(1, "d", good=True)
@@ -68,6 +69,37 @@ def test_a_pause_of_daemon_and_worker_does_not_count_as_time_of_a_run() -> None:
     assert due_s is not None
     world.until(due_s)
     assert world.worker.killed
+
+
+def test_a_worker_that_does_not_read_its_messages_is_asked_and_then_killed() -> None:
+    world = World()
+    world.until(30.0)
+    assert world.worker.asked() == []  # an idle worker is not woken
+    link.send(world.worker.link, {"op": "connection"})
+    for now_s in range(60, int(90 + SILENT_S_MAX), 30):  # it is asked at 60
+        world.until(now_s + 0.001)
+    assert not world.worker.killed
+    world.worker.run_page.since_s = 209.0
+    world.until(90.0 + SILENT_S_MAX)
+    assert not world.worker.killed  # an engine may hold Python's lock
+    world.worker.run_page.since_s = None
+    world.until(120.1 + SILENT_S_MAX)
+    assert world.worker.killed
+    assert "did not react for 120 s" in str(world.worker.failure)
+    assert world.worker.asked() == ["connection", "stats"]
+
+
+def test_a_worker_that_reads_its_messages_late_or_was_paused_with_the_daemon_is_not_killed() -> None:
+    world = World()
+    link.send(world.worker.link, {"op": "connection"})
+    world.until(30.0)
+    world.until(1000.0)  # the daemon was paused, too
+    assert world.worker.asked() == ["connection", "stats"]
+    world.worker.asked_s = None  # the supervisor does this at the worker's answer
+    for now_s in range(1020, 1500, 30):
+        world.until(now_s)
+    assert not world.worker.killed
+    assert world.worker.asked() == []
 
 
 def test_a_worker_over_its_memory_limit_is_replaced_after_each_pause_and_killed_far_beyond_the_limit() -> None:

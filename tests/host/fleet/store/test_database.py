@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from edgert_deploy.fleet.store import schema
 from edgert_deploy.fleet.store.database import StoreFailed
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.store import Store
+from tests.support.fleet import NOW_MS, Pi, ask, record
 
 
 @pytest.fixture
@@ -29,6 +32,44 @@ def test_the_error_about_a_damaged_store_says_that_the_file_is_damaged(tmp_path:
     Store(url).close()
     whole = Path(url).read_bytes()
     Path(url).write_bytes(whole[: len(whole) // 2])
+    for use in (Store, FleetQuery):
+        with pytest.raises(StoreFailed, match="the file is damaged: move it away"):
+            use(url)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE edgert_group_minute SET buckets = x'ff7f0100000000000000'",
+        "UPDATE edgert_group_minute SET buckets = x'ff7f'",
+        "UPDATE edgert_group_minute_stages SET stages = x'789c00'",
+    ],
+)
+def test_damage_that_sqlite_does_not_notice_is_reported_like_other_damage(tmp_path: Path, damage: str) -> None:
+    url, pi = str(tmp_path / "fleet.db"), Pi("pi-1")
+    record(url, pi.window(NOW_MS - 1, [1.0, 2.0], engine=[1.0]))
+    with closing(sqlite3.connect(url)) as store, store:
+        assert store.execute(damage).rowcount
+    with pytest.raises(StoreFailed, match="the file is damaged: move it away"):
+        ask(url, 1, ("model",), step_min=1, stages=True)
+    with pytest.raises(StoreFailed, match="the file is damaged: move it away"):
+        record(url, pi.window(NOW_MS - 1, [1.0], engine=[1.0]))
+
+
+def test_damage_to_an_event_is_reported_like_other_damage(tmp_path: Path) -> None:
+    url = str(tmp_path / "fleet.db")
+    record(url, Pi("pi-1").rolled_back(2, "off"))
+    with closing(sqlite3.connect(url)) as store, store:
+        assert store.execute("UPDATE edgert_event SET fields = '{'").rowcount
+    with closing(FleetQuery(url)) as query, pytest.raises(StoreFailed, match="the file is damaged: move it away"):
+        query.failures(0, 2 * NOW_MS)
+
+
+def test_damage_to_a_name_is_reported_like_other_damage(tmp_path: Path) -> None:
+    url = str(tmp_path / "fleet.db")
+    Store(url).close()
+    name = schema.hist_window.name.encode()
+    Path(url).write_bytes(Path(url).read_bytes().replace(name, b"\xa5" * len(name), 1))
     for use in (Store, FleetQuery):
         with pytest.raises(StoreFailed, match="the file is damaged: move it away"):
             use(url)
