@@ -1,4 +1,4 @@
-"""The zoo's tables as Markdown: two for bench/trained-models.md, and one, a line a model, for README.md."""
+"""The zoo's tables as Markdown: two for bench/trained-models.md, and one for README.md."""
 
 from __future__ import annotations
 
