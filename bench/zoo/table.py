@@ -70,7 +70,7 @@ def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[
     yield "For README.md:"
     yield ""
     timed = [row for row in rows if row["engine"] in TIMED and row["kind"] != "tabular"]
-    yield from _table(("model", "FP32", *(ENGINES[name] for name in TIMED)), list(_by_model(timed)))
+    yield from _table(("model", *(ENGINES[name] for name in TIMED)), list(_by_model(timed)))
 
 
 def _of_models(rows: Sequence[Row]) -> Iterator[str]:
@@ -106,11 +106,10 @@ def _why_not_int8(reasons: str | None) -> str | None:
 
 
 def _by_model(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yield the README's line of each model: FP32's score, then a cell for each of TIMED."""
+    """Yield the README's line of each model, with a cell for each of TIMED."""
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = {row["engine"]: row for row in rows if row["model"] == model}
-        fp32 = next(iter(mine.values()))["fp32"]
-        yield [model, _shown(fp32), *(_cell(mine[name]) if name in mine else "" for name in TIMED)]
+        yield [model, *(_cell(mine[name]) if name in mine else "" for name in TIMED)]
 
 
 def _cell(row: Row) -> str:
