@@ -235,7 +235,7 @@ def page(results: Sequence[Result]) -> str:
         "## Operators without a lowering",
         "",
         "The build replaces some of these before the lowering: an `If` whose condition is known, an `STFT` with a constant",
-        "window, and the operators of [quantized models](models.md#quantized-models).",
+        "window, and the operators of [quantized models](special-models.md#quantized-models).",
         "",
         *textwrap.wrap(", ".join(missing) + ".", 120),
         "",

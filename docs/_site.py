@@ -30,6 +30,8 @@ PAGES_OUTSIDE = {
             "CHANGELOG.md",
             "CONTRIBUTING.md",
             "bench/README.md",
+            "bench/peers.md",
+            "bench/trained-models.md",
             "hil/README.md",
             "examples/telemetry/README.md",
         )

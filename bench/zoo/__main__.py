@@ -7,7 +7,7 @@ ONNX Runtime and not timed: no GPU is needed.
 
 Each row is appended to a file (`--results`) as soon as it is known. A later run takes the rows from this file and makes
 the missing rows. `--again` makes the requested rows again, but keeps the vendors' figures, which our code does not
-change. `--only-print` makes no rows. The tables of bench/README.md and README.md are printed as Markdown.
+change. `--only-print` makes no rows. The tables of bench/trained-models.md and README.md are printed as Markdown.
 
     python -m bench.zoo                                         # the tables; about two hours
     python -m bench.zoo --only-print                            # the tables of what is measured

@@ -1,4 +1,4 @@
-"""The zoo's tables as Markdown: two for bench/README.md, and one with a line a model for README.md."""
+"""The zoo's tables as Markdown: two for bench/trained-models.md, and one for README.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgert_deploy.packager.build_cache import CODE
 Row = Mapping[str, Any]
 Cell = tuple[str, str]  # model, engine
 
-# A table of bench/README.md: the heading of each column, and the key of its value in a row.
+# A table of bench/trained-models.md: the heading of each column, and the key of its value in a row.
 MODELS = {"model": "model", "kind": "kind", "metric": "metric", "FP32's score": "fp32"}
 RESULTS = {
     "model": "model",
@@ -53,7 +53,7 @@ def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[
     if not rows:
         yield "No row is measured yet; without --only-print they are made."
         return
-    yield "For bench/README.md:"
+    yield "For bench/trained-models.md:"
     yield ""
     hosts = sorted({row["host"] for row in rows if row.get("host")})
     yield f"{_dates(rows)}, code `{code}`{' on ' if hosts else ''}{'; '.join(hosts)}; times are medians of runs in turn."
@@ -70,11 +70,11 @@ def markdown(rows: Sequence[Row], cells: Sequence[Cell], code: str) -> Iterator[
     yield "For README.md:"
     yield ""
     timed = [row for row in rows if row["engine"] in TIMED and row["kind"] != "tabular"]
-    yield from _table(("model", "FP32", *(ENGINES[name] for name in TIMED)), list(_by_model(timed)))
+    yield from _table(("model", *(ENGINES[name] for name in TIMED)), list(_by_model(timed)))
 
 
 def _of_models(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the tables of bench/README.md: the models, and the result of each model in each engine."""
+    """Yield the tables of bench/trained-models.md: the models, and the result of each model in each engine."""
     shown = [
         {
             **row,
@@ -106,11 +106,10 @@ def _why_not_int8(reasons: str | None) -> str | None:
 
 
 def _by_model(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yield the README's line of each model: FP32's score, then a cell for each of TIMED."""
+    """Yield the README's line of each model, with a cell for each of TIMED."""
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = {row["engine"]: row for row in rows if row["model"] == model}
-        fp32 = next(iter(mine.values()))["fp32"]
-        yield [model, _shown(fp32), *(_cell(mine[name]) if name in mine else "" for name in TIMED)]
+        yield [model, *(_cell(mine[name]) if name in mine else "" for name in TIMED)]
 
 
 def _cell(row: Row) -> str:

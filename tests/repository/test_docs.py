@@ -19,7 +19,8 @@ from edgert_deploy.cli import edgert
 from tests.support.paths import ROOT
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md", "hil/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "hil/README.md")),
+    *sorted((ROOT / "bench").glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]

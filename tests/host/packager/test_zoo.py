@@ -120,7 +120,7 @@ def test_the_tables_list_the_rows_that_are_missing_and_the_rows_of_earlier_code(
     assert "22 November 2026, code `new` on a board;" in text
     assert "Not measured yet: b on TFLite." in text
     assert "Measured with earlier code: a on OpenVINO." in text
-    assert "| a | 1 | INT8, 1.50x, 0.9917 | refused |  |" in text
+    assert "| a | INT8, 1.50x, 0.9917 | refused |  |" in text
 
 
 def test_the_tables_list_a_model_once_and_the_first_reason_why_int8_was_not_packed() -> None:

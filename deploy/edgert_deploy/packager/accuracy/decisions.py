@@ -132,10 +132,7 @@ def _are_classes(numbers: Array) -> bool:
 
 
 def _are_areas(reference: Array) -> bool:
-    """Return whether values of 0 to 1 over positions mark areas.
-
-    In areas, most values are near 0 or 1. Other values, such as depths, are between them.
-    """
+    """Return whether values over positions mark areas: most are near 0 or 1, unlike depths."""
     extreme = float(((reference < EXTREME) | (reference > 1 - EXTREME)).mean())
     return float(reference.max(initial=0.0)) > 0 and extreme >= EXTREMES_MIN
 
@@ -148,7 +145,7 @@ def _is_forecast(shape: tuple[int, ...], series: tuple[int, ...]) -> bool:
 
 
 def _is_picture(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
-    """Return whether an output has one value for each position of an image, such as a depth."""
+    """Return whether an output has one value, such as a depth, for each position of an image of any size."""
     sides = _sides(shape)
     if len(sides) != 2 or len(image) != IMAGE_RANK:
         return False
