@@ -70,7 +70,9 @@ def watch(
     """Show the progress of channel NAME, and halt a release of MODEL that too many devices roll back.
 
     Without MODEL, the command watches every model. It reads the devices' reports from the store, which `edgert fleet
-    record` must fill. --max-failures counts the devices that rolled a release back by themselves, or refused it.
+    record` must fill.
+
+    --max-failures counts the devices that rolled a release back by themselves, or refused it.
 
     The command ends when each device has kept the release or rolled it back, and at least one device has started it;
     --for ends it earlier. It does not wait for a device that is stale (no report for 15 minutes), if another device has

@@ -65,9 +65,9 @@ def export(
 ) -> None:
     """Serve the fleet's latency to Prometheus as native histograms; push the latency as OTLP.
 
-    Prometheus 2.40 or newer reads the histograms as native histograms, if it runs with
-    --enable-feature=native-histograms. A scraper that requests text gets classic histograms with one bucket for each
-    octave. Several exporters divide a large fleet by --site; sum over all exporters.
+    Prometheus 2.40 or newer needs --enable-feature=native-histograms to read the histograms as native histograms. A
+    scraper that requests text gets classic histograms with one bucket for each octave. Several exporters divide a large
+    fleet by --site; sum over all exporters.
 
     An exporter keeps nothing on disk: after a restart it counts from 0, as rate() expects. While it does not run, it
     misses messages, unless --session NAME makes the broker keep them (one NAME for each exporter).
