@@ -142,7 +142,8 @@ def main_with_errors(command: click.Command, argv: Sequence[str] | None = None) 
     stop_reporting()
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        if sys.stdout.write_through:  # as with PYTHONUNBUFFERED; `_drop_unwritable` finds only text in a buffer
+        # With PYTHONUNBUFFERED, stdout has no buffer, and `_drop_unwritable` finds only text in a buffer.
+        if isinstance(sys.stdout.buffer, io.RawIOBase):
             sys.stdout = open(sys.stdout.fileno(), "w", 1, sys.stdout.encoding, closefd=False)  # noqa: SIM115  # open until the end
         # A terminal or a pipe may have an encoding without some characters. Python sets this for stderr.
         sys.stdout.reconfigure(errors="backslashreplace")
