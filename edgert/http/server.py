@@ -14,16 +14,20 @@ import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Protocol
 
 from edgert.http.admission import Admission, Place, address_of, busy
 from edgert.http.connection import Handler, HttpConnection
 from edgert.http.limits import STOP_S_MAX, Limits
 from edgert.http.messages import HttpError
 from edgert.log import log
-from edgert.stop import Stop
 
 STOP_POLL_S = 0.005  # the time between two checks whether all connections have ended
 PAUSE_S = 0.05  # the pause if the process is out of descriptors or threads
+
+
+class Readable(Protocol):
+    def fileno(self) -> int: ...
 
 
 class HttpServer:
@@ -38,8 +42,8 @@ class HttpServer:
         self._clock = clock
         self._admission = Admission(limits, clock)
 
-    def run(self, stop: Stop, release_memory: Callable[[], bool]) -> None:
-        """Serve until `stop` is set; then wait up to STOP_S_MAX for the requests in progress.
+    def run(self, stop: Readable, release_memory: Callable[[], bool] = lambda: True) -> None:
+        """Serve until `stop` can be read; then wait up to STOP_S_MAX for the requests in progress.
 
         After the first client, call `release_memory` every `release_after_s`, until `release_memory` returns True and
         no client is left.

@@ -17,7 +17,6 @@ import pytest
 
 from edgert.http.limits import Limits
 from edgert.http.messages import HttpRequest, HttpResponse
-from edgert.stop import Stop
 from tests.support.devices import WAIT_S_MAX, wait_until
 
 pytest.importorskip("httptools", reason="the HTTP server needs the extra edgert[http]")
@@ -52,14 +51,14 @@ def served(
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[int]:
     """The port of a server on loopback."""
-    stop = Stop()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    stop, stopping = socket.socketpair()
+    with stop, stopping, socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         server = HttpServer(listener, handle, limits, clock)
         thread = threading.Thread(target=server.run, args=(stop, rests), daemon=True)
         thread.start()
         yield listener.getsockname()[1]
-        stop.set()
+        stopping.send(b"x")
         thread.join(WAIT_S_MAX)
         assert not thread.is_alive()
 

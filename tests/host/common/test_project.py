@@ -43,6 +43,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "fleet"
 
 
+def init(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    capfd.readouterr()
+    assert main(["init", *words, "--json"]) == code
+    value: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return value
+
+
 def test_every_default_that_init_shows_in_a_comment_is_valid(folder: Path) -> None:
     shown = [line.removeprefix("# ") for line in PROJECT.splitlines() if " = " in line or line.startswith("# [")]
     (folder / "edgert.toml").write_text("\n".join(line for line in shown if line[0] == "[" or line.split()[1] == "="))
