@@ -17,6 +17,7 @@ from collections.abc import Iterable
 HANG_UPS_MAX = 4
 SOON_S = 10.0
 RETRY_S = 86_400.0
+HELD_MAX = 50_000  # a spool has no more messages
 
 
 class HeldBack:
@@ -41,6 +42,8 @@ class HeldBack:
         if not self._ids:
             self._held_since = self._connected_at
         self._ids[message_id] = topic, size_bytes
+        if len(self._ids) > HELD_MAX:  # a full spool has dropped the oldest message
+            del self._ids[next(iter(self._ids))]
         return len(self._ids) == 1
 
     def connected(self, now: float) -> None:

@@ -89,6 +89,19 @@ def test_a_worker_that_sends_a_wrong_number_is_killed_and_the_daemon_continues(t
     worker.close()
 
 
+def test_any_message_of_a_worker_is_a_sign_of_life_and_no_command_waits_for_the_answer(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    device.prepare()
+    supervisor, worker = Supervisor(device.state), FakeWorker(Version(1, "digest", good=False), 0.0)
+    worker.ask(5.0)
+    received = link.receive(worker.their_end)
+    assert received is not None
+    link.send(worker.their_end, {"op": "stats", "id": received[0]["id"], "loaded": {}, "figures": {}})
+    supervisor._receive(supervisor._service("echo"), worker)
+    assert (worker.asked_s, worker.killed) == (None, False)
+    worker.close()
+
+
 def test_a_model_that_is_installed_while_the_daemon_stops_is_not_started(tmp_path: Path) -> None:
     """The daemon would wait for the end of its worker, which nothing tells to end."""
     device = Device(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgert.telemetry.held_back import HANG_UPS_MAX, RETRY_S, SOON_S, HeldBack
+from edgert.telemetry.held_back import HANG_UPS_MAX, HELD_MAX, RETRY_S, SOON_S, HeldBack
 
 TOPIC = "edgert/v1/plant-a/pi-07/event"
 
@@ -60,3 +60,10 @@ def test_a_message_that_is_held_back_is_tried_again_once_the_broker_accepts_a_si
     held.add(7, TOPIC, 100)  # the connections ended at it again: the link is not the reason
     assert not held.acknowledged(11, TOPIC, 1000)
     assert 7 in held
+
+
+def test_held_back_messages_that_a_full_spool_has_dropped_take_no_memory() -> None:
+    held = HeldBack()
+    for message in range(HELD_MAX + 10):
+        held.add(message, "hist", 900)
+    assert (9 in held, 10 in held, HELD_MAX + 9 in held) == (False, True, True)
