@@ -24,7 +24,7 @@ from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, adapt_
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
-from edgert_deploy.packager.builders.openvino_rewrites import split_gathered, with_products
+from edgert_deploy.packager.builders.openvino_rewrites import separate_heads, split_gathered, with_products
 from edgert_deploy.packager.builders.qdq import (
     CALIBRATION_SAMPLES_MAX,
     Recipe,
@@ -119,6 +119,7 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
         except RuntimeError as error:
             raise RuntimeError(unread_nodes(str(error))) from error
     split_gathered(openvino, model)
+    separate_heads(openvino, model, source.buckets.sizes if source.buckets else ())
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
     if spec.precision == "int8" and not source.quantized:

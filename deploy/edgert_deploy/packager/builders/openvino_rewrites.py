@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgert_deploy.packager.sources.onnx_graph.nodes import attribute_of, copy_of, nodes_of, refill
@@ -72,6 +73,40 @@ def split_gathered(openvino: Any, model: Any) -> None:
         length = shape[axis]
         if (start, step) == (0, 1) and length.is_static and 0 < stop < length.get_length():
             node.output(0).replace(made.variadic_split(node.input_value(0), axis, [stop, -1]).output(0))
+
+
+def separate_heads(openvino: Any, model: Any, sizes: Sequence[int]) -> None:
+    """Transpose the results of attention with five axes if there are as many heads as tokens.
+
+    If a model of fixed lengths reads queries, keys and values from one Split, OpenVINO 2026.4 compiles its attention
+    and the Transpose of [batch, heads, tokens, values] into one kernel. With as many heads as tokens, the answers of
+    this kernel are wrong. `sizes` are the lengths of the open axis of `model`; () if only its batch is open.
+    """
+    made = openvino.opset13
+    square = {name for size in sizes or (1,) for name in _square_attention(model, size)}
+    for node in model.get_ordered_ops():
+        if node.get_friendly_name() in square:
+            parts = made.transpose(made.unsqueeze(node.input_value(0), 3), [0, 2, 1, 3, 4])
+            joined = made.squeeze(parts, 3).output(0)
+            joined.set_names(node.output(0).get_names())
+            node.output(0).replace(joined)
+
+
+def _square_attention(model: Any, size: int) -> Iterator[str]:
+    """Yield the name of each Transpose of as many heads as tokens; open lengths are `size`."""
+    fixed = model.clone()
+    shapes = {}
+    for value in fixed.inputs:
+        dims = enumerate(value.get_partial_shape())
+        shapes[value] = [dim.get_length() if dim.is_static else size if axis else 1 for axis, dim in dims]
+    fixed.reshape(shapes)
+    for node in fixed.get_ordered_ops():
+        if node.get_type_name() != "Transpose" or node.input_value(0).get_node().get_type_name() != "MatMul":
+            continue
+        order, shape = node.input_value(1).get_node(), node.get_output_partial_shape(0)
+        is_of_heads = order.get_type_name() == "Constant" and order.get_vector().tolist() == [0, 2, 1, 3]
+        if is_of_heads and shape[1] == shape[2]:
+            yield node.get_friendly_name()
 
 
 def _readers(node: Any) -> set[str]:

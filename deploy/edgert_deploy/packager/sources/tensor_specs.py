@@ -127,7 +127,7 @@ def _check_open_axes(values: Sequence[Any], open_axes: Collection[tuple[str, int
 
     The message names all of these axes, and also the inputs without axes, so that one command can set everything.
     """
-    found, options, keys = list[str](), list[str](), list[str]()
+    found, options, keys, clash = list[str](), list[str](), list[str](), list[str]()
     for value in values:
         dims = value.type.tensor_type.shape.dim
         axes = [i for i in range(1, len(dims)) if is_open(dims[i]) and (value.name, i) not in open_axes]
@@ -140,14 +140,22 @@ def _check_open_axes(values: Sequence[Any], open_axes: Collection[tuple[str, int
         if not set(own) <= set(keys):  # --input also sets the axes of the same name in other inputs
             options.append(option_for(value.name, dims))
         keys += own
+        clash += [value.name] if any(value.name == name for name, _ in open_axes) else []
     if not found:
         return
+    are = "is" if len(keys) == 1 else "are"
+    if clash:
+        raise SourceInvalid(
+            f"{_joined(found)} {are} open beside the axis of --buckets, and only one axis of {_names(clash)} may be open besides "
+            "the batch: export the model with fixed lengths of its other axes, or omit --buckets and give the lengths: "
+            f"{' '.join(options)}"
+        )
     numbers = [value.name for value in values if not value.type.tensor_type.shape.dim]
     options += [f"--input {name}=1" for name in numbers]
     also = f"Without axes, an input is one number for a whole batch: {_names(numbers)}. " if numbers else ""
     buckets = f"or some lengths: --buckets {keys[0]}" if len(set(keys)) == 1 else "or keep one open with --buckets"
     raise SourceInvalid(
-        f"{_joined(found)} {'is' if len(keys) == 1 else 'are'} open; only the batch axis may be open. "
+        f"{_joined(found)} {are} open; only the batch axis may be open. "
         f"{also}Give {'its length' if len(keys) == 1 else 'the lengths'}: {' '.join(options)}, {buckets}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ pytest.importorskip("onnx")
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders import Precision
 from edgert_deploy.packager.builders.openvino_rewrites import with_products
+from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.sources.formats.convert import Conversion
+from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
@@ -36,6 +40,29 @@ def test_the_positions_of_a_funnel_transformer_are_right(precision: Precision, t
     (expected,) = reference_outputs(source, samples)
     (answer,) = artifact_outputs(artifact, source, samples)
     assert np.abs(answer - expected).max() < (1e-4 if precision == "fp32" else 0.1) * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("buckets", ["", "tokens=4,8"])
+def test_the_attention_of_as_many_heads_as_tokens_is_right(buckets: str, tmp_path: Path) -> None:
+    body = (
+        "m = MatMul(x, w) n = Reshape(m, apart) t = Transpose<perm=[2,0,3,1,4]>(n) q1, k1, v1 = Split<axis=0>(t, parts)"
+        "q = Squeeze(q1, first) k = Squeeze(k1, first) v = Squeeze(v1, first) kt = Transpose<perm=[0,1,3,2]>(k)"
+        "s = MatMul(q, kt) p = Softmax<axis=-1>(s) o = MatMul(p, v) h = Transpose<perm=[0,2,1,3]>(o)"
+        "y = Reshape(h, joined)"
+    )
+    numbers = {"apart": [0, 0, 3, 4, 8], "parts": [1, 1, 1], "first": [0], "joined": [0, 0, 32]}
+    weights: dict[str, Any] = {name: np.array(row) for name, row in numbers.items()}
+    weights["w"] = (models.random(32, 96, seed=1) - 0.5) * 0.3
+    tokens = "tokens" if buckets else "4"
+    proto = models.model(f"float[N,{tokens},32] x) => (float[N,{tokens},32] y", body, weights)
+    read = Conversion(buckets=read_buckets(buckets, [])) if buckets else None
+    source = load_source(models.write(proto, tmp_path / "m.onnx"), read)
+    rows = CalibrationSet({"x": models.random(12, 4, 32, seed=2) - 0.5}, None)
+    samples = replace(rows, lengths=np.full(12, 4), buckets=source.buckets) if buckets else rows
+    artifact = build("openvino", source, samples, "fp32", tmp_path / "out")
+    (expected,) = reference_outputs(source, samples)
+    (answer,) = artifact_outputs(artifact, source, samples)
+    np.testing.assert_allclose(answer, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,17 @@ def test_all_open_axes_of_all_inputs_are_named_at_once_with_the_options_that_set
     )
 
 
+def test_a_second_open_axis_beside_a_bucket_gets_advice_that_works() -> None:
+    proto = models.model("float[N,3,height,W] image) => (float[N,4] y", "y = Identity (image)")
+    with pytest.raises(SourceInvalid) as refusal:
+        input_specs(proto, [("image", 2)])
+    assert refusal.value.message == (
+        "axis 3 of input 'image' [N, 3, height, W] is open beside the axis of --buckets, and only one axis of 'image' may be "
+        "open besides the batch: export the model with fixed lengths of its other axes, or omit --buckets and give the lengths: "
+        "--input image=1,3,HEIGHT,W"
+    )
+
+
 def test_a_tensor_of_text_is_refused_with_an_alternative() -> None:
     with pytest.raises(SourceInvalid, match=r"docs/text\.md"):
         check_value("x", "text")
