@@ -18,6 +18,8 @@ FOLLOWERS = frozenset(
     ["BatchNormalization", "Clip", "Dropout", "Elu", "Flatten", "Gelu", "HardSigmoid", "HardSwish", "Identity"]
     + ["LeakyRelu", "Mish", "PRelu", "Relu", "Reshape", "Sigmoid", "Softplus", "Squeeze", "Tanh", "Unsqueeze"]
 )
+# Operators that turn lengths into data, such as positions, or whose branches may read data.
+MAKERS = frozenset(["ConstantOfShape", "Expand", "EyeLike", "If", "Loop", "Range", "Scan", "Tile"])
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,13 @@ class Layer:
 
 def layers_of(proto: Any) -> tuple[Layer, ...]:
     """Return the layers of a prepared graph, whose nodes all have names, in the order of the nodes."""
-    constants = {tensor.name for tensor in proto.graph.initializer}
+    constants, of_lengths = {tensor.name for tensor in proto.graph.initializer}, length_nodes(proto)
     readers = Counter(name for node in proto.graph.node for name in node.input)
     readers.update(value.name for value in proto.graph.output)
     layer_of: dict[str, int] = {}  # name of a value -> position of its layer in `members`
     members: list[list[Any]] = []
     for node in proto.graph.node:
-        if node.op_type in ("Constant", "QuantizeLinear", "DequantizeLinear"):
+        if node.op_type in ("Constant", "QuantizeLinear", "DequantizeLinear") or node.name in of_lengths:
             continue
         read = [name for name in node.input if name and name not in constants]
         follows = node.op_type in FOLLOWERS and bool(read) and readers[read[0]] == 1 and read[0] in layer_of
@@ -48,6 +50,23 @@ def layers_of(proto: Any) -> tuple[Layer, ...]:
         members[index].append(node)
         layer_of.update((name, index) for name in node.output if name)
     return tuple(_layer(nodes) for nodes in members)
+
+
+def length_nodes(proto: Any) -> set[str]:
+    """Return the names of the nodes that compute only with lengths of axes.
+
+    They compute the pads of a convolution, for example, and must stay exact. PyTorch's TorchScript exporter divides
+    lengths in FP32.
+    """
+    constants, lengths, names = {tensor.name for tensor in proto.graph.initializer}, set[str](), set[str]()
+    for node in proto.graph.node:
+        read = {name for name in node.input if name} - constants
+        if node.op_type == "Constant":
+            constants.update(node.output)
+        elif node.op_type == "Shape" or (read and read <= lengths and node.op_type not in MAKERS):
+            lengths.update(node.output)
+            names.add(node.name)
+    return names
 
 
 def by_name(layers: Sequence[Layer], names: Iterable[str]) -> tuple[Layer, ...]:

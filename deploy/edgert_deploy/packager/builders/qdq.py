@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgert.engines.onnxruntime import sdk
 from edgert.errors import BuildFailed
 from edgert.printable import in_short
-from edgert_deploy.packager.builders.layers import Layer
+from edgert_deploy.packager.builders.layers import Layer, length_nodes
 from edgert_deploy.packager.processes.vendor_output import quiet, working_in
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.branches import control_flow
@@ -102,7 +102,7 @@ def quantize(
         )
     excluded = [name for layer in float_layers for name in layer.nodes]
     excluded += [node.name for node in proto.graph.node if node.name.startswith(HEAD)]
-    excluded += _without_ranges(proto)
+    excluded += [*_without_ranges(proto), *sorted(length_nodes(proto))]
     excluded += _separate_weights(proto, recipe.ops or HEAVY_OPS, excluded)
     advice = "build this target with --precision fp32, or export the model with opset 17"
     failure = f"onnxruntime's quantizer failed on {source.path.name}"

@@ -130,7 +130,8 @@ class CandidateBuilder:
         except ChildFailed as error:
             raise BuildFailed(_complaint(cause_text(error), error.cause, spec, artifact)) from error
         except EngineFailed as error:  # the engine wrote or read a model, but cannot run the model
-            raise BuildFailed(_complaint(f"reported '{error.message}'", "engine", spec, artifact)) from error
+            reason = " ".join(error.message.split())  # ONNX Runtime ends its texts with a line break
+            raise BuildFailed(_complaint(f"reported '{reason}'", "engine", spec, artifact)) from error
         results = [judge(evaluation.metric, reference, evaluation.app_answers(way), evaluation.limits) for way in ways]
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:

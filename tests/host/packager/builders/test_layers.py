@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
@@ -30,6 +31,19 @@ def test_a_layer_ends_at_a_value_that_two_nodes_read() -> None:
     body = "c = Add(x, x) r = Relu(c) y = Mul(c, r)"
     layers = layers_of(named(models.model("float[N,4] x) => (float[N,4] y", body)))
     assert [layer.values for layer in layers] == [("c",), ("r",), ("y",)]
+
+
+def test_arithmetic_of_lengths_is_no_layer() -> None:
+    """The layer ends where lengths become data, as in positions."""
+    body = """
+        s = Shape (x)  n = Gather (s, one)  f = Cast <to = 1> (n)  h = Div (f, two)  k = Cast <to = 7> (h)
+        z = Range (zero, k, one)  p = Cast <to = 1> (z)  y = Add (x, p)
+    """
+    weights = {"one": np.int64(1), "zero": np.int64(0), "two": np.float32(2)}
+    layers = layers_of(
+        named(models.model("float[N,4] x) => (float[N,4] y", body, {k: np.asarray(v) for k, v in weights.items()}))
+    )
+    assert [layer.name for layer in layers] == ["z", "p", "y"]
 
 
 def test_layers_are_found_by_the_names_that_engines_give() -> None:

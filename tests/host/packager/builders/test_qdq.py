@@ -142,6 +142,23 @@ def quantized(proto: Any, folder: Path) -> Any:
     return qdq.quantize(source, CalibrationSet({"x": models.random(20, 4)}, None), qdq.Recipe("uint8"), ())
 
 
+def test_arithmetic_of_lengths_stays_exact(tmp_path: Path) -> None:
+    """PyTorch's TorchScript exporter computes the pads of TensorFlow's padding "SAME" in FP32."""
+    body = """
+        s = Shape (x)  n = Gather (s, axis)  f = Cast <to = 1> (n)  one = Sub (whole, f)  two = Add (one, one)
+        both = Concat <axis = 0> (one, two)  ends = Cast <to = 7> (both)  pads = Concat <axis = 0> (zeros, ends)
+        a = Pad (x, pads)  y = Conv <strides = [2, 2]> (a, w)
+    """
+    weights = {"axis": np.array([2]), "whole": np.array([11], np.float32), "zeros": np.zeros(6, np.int64)}
+    proto = models.model("float[N,3,10,9] x) => (float[N,4,h,v] y", body, {**weights, "w": models.random(4, 3, 3, 3)})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    samples = models.random(20, 3, 10, 9)
+    made = qdq.quantize(source, CalibrationSet({"x": samples}, None), qdq.Recipe("uint8"))
+    sessions = [onnxruntime.InferenceSession(model.SerializeToString()) for model in (source.proto, made)]
+    exact, answer = (session.run(None, {"x": samples})[0] for session in sessions)
+    assert np.corrcoef(exact.ravel(), answer.ravel())[0, 1] > 0.99
+
+
 def test_dynamic_ranges_are_refused_if_they_leave_all_layers_in_float(tmp_path: Path) -> None:
     """An example is a detector whose attention multiplies only activations."""
     proto = models.model("float[N,3,8,8] x) => (float[N,h,w,d] y", "y = Conv (x, w)", {"w": models.random(4, 3, 3, 3)})

@@ -8,8 +8,7 @@ import zipfile
 from typing import Any
 
 OPSET_OF_EXPORT, OPSET_OF_SCRIPT = 18, 17
-
-
+QUANTIZED = ". PyTorch has quantized this module: save the module in float, because edgert build quantizes it itself"
 WRAP = "Wrap it in a module that takes and returns only tensors, and save that module"
 
 
@@ -38,8 +37,10 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 5
     except Exception as error:  # noqa: BLE001 - the exporters raise any class
-        print(short(error), file=sys.stderr)
-        return 3
+        text = short(error)
+        is_quantized = "quantized::" in text  # a name of an operator
+        print(text + QUANTIZED * is_quantized, file=sys.stderr)
+        return 5 if is_quantized else 3
     return 0
 
 

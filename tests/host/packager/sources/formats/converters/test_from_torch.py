@@ -43,9 +43,15 @@ def fails(_: Any) -> Any:
     )
 
 
+def refuses(*_: Any, **options: Any) -> None:
+    """Stand in for an export of a module that PyTorch has quantized."""
+    raise ValueError("Exporting the operator 'quantized::linear_dynamic' is not supported.")
+
+
 @pytest.mark.parametrize(
     ("module", "inputs", "says"),
     [
+        (Module(lambda x: x, image="Tensor"), IMAGE, r"quantized::linear_dynamic.* save the module in float"),
         (Module(fails, image="Tensor"), {}, r"its inputs: image; given: none"),
         (Module(fails, image="Tensor"), IMAGE, r"image=float32:1,24,24,3: RuntimeError: but got 24 .* with --input$"),
         (Module(fails, image="Tensor", scale="float"), IMAGE, r"inputs than tensors \(scale: float\)\. Wrap it"),
@@ -65,6 +71,7 @@ def test_a_module_of_torchscript_that_cannot_be_exported_gets_the_next_step(
     torch = SimpleNamespace(
         jit=SimpleNamespace(load=lambda *_, **__: module),
         float32=SimpleNamespace(is_floating_point=True),
+        onnx=SimpleNamespace(export=refuses),
         Tensor=np.ndarray,
         randn=lambda shape: SimpleNamespace(to=lambda _: np.zeros(shape, np.float32)),
     )
