@@ -9,7 +9,15 @@ import numpy as np
 from edgert.bundle.rules import Detect, height_and_width
 from edgert.processing.answers.classify import softmax
 from edgert.processing.answers.detect import candidates
-from edgert_deploy.packager.accuracy.fp32_agreement import SCORE_MIN, Array, Outputs, anchor_agreement, box_agreement
+from edgert_deploy.packager.accuracy.fp32_agreement import (
+    SCORE_MIN,
+    Array,
+    Outputs,
+    anchor_agreement,
+    box_agreement,
+    same_in_cells,
+    same_oriented,
+)
 from edgert_deploy.packager.accuracy.grids import ANCHORS_MIN, boxes_and_scores, sigmoid
 from edgert_deploy.packager.accuracy.judgement import CLASSES_MAX, Judgement, are_probabilities, within
 from edgert_deploy.packager.accuracy.objects import Layout, finds_nothing, object_agreement
@@ -20,6 +28,8 @@ IMAGE_RANK = 3  # the rank of an image sample
 # In boxes after suppression, at least this share of the lefts and tops is not above the rights and bottoms.
 ORDERED_MIN = 0.9
 SHARE_MARGIN = 0.1  # boxes in shares of the image may exceed it by this share
+# The median distance of centres from their own cells, in sides of a cell, is lower. Centres in pixels are larger.
+OFFSET_MAX = 4.0
 ANYWHERE = (1 << 20, 1 << 20)  # the height and width of an image so large that its border cuts no box
 
 
@@ -100,6 +110,22 @@ def _are_shares(rows: Array) -> bool:
     return spread and float(inside.mean()) >= ORDERED_MIN and not are_probabilities(rows.transpose(0, 2, 1))
 
 
+def are_in_cells(rule: Detect, array: Array) -> bool:
+    """Return whether boxes with an objectness are relative to the cells of a grid.
+
+    YOLOX exports such boxes by default. A centre is at most a few cells from its own cell, wherever this cell is in the
+    image, and the sides are logarithms. So the values are too small for pixels, but too large for shares of the image.
+    """
+    if rule.scores or not rule.objectness or rule.sigmoid or rule.box_format != "cxcywh":
+        return False
+    boxes, scores = _parts(rule, [array])
+    confident = boxes[scores.max(axis=2) >= SCORE_MIN]
+    if len(confident) == 0 or float(np.median(np.abs(confident[:, :2]))) >= OFFSET_MAX:
+        return False
+    shares = (confident >= -SHARE_MARGIN) & (confident <= 1 + SHARE_MARGIN)
+    return float(shares.all(axis=1).mean()) < ORDERED_MIN
+
+
 def _without_angle(name: str, array: Array) -> Detect | None:
     """Return the rule for oriented boxes without their last value, an angle in radians.
 
@@ -126,7 +152,7 @@ def _of_oriented(rule: Detect, i: int, reference: Outputs) -> Judgement:
         return np.concatenate([boxes, outputs[i][:, -1, :, None]], axis=2), scores
 
     def score(answers: Outputs, reference: Outputs) -> float:
-        return anchor_agreement(*parts(answers), *parts(reference), oriented=True)
+        return anchor_agreement(*parts(answers), *parts(reference), same_oriented)
 
     return Judgement("anchors", rule.outputs, score, finds_nothing=not (parts(reference)[1] >= SCORE_MIN).any())
 
@@ -141,17 +167,20 @@ def _are_box_values(boxes: Array, scores: Array) -> bool:
 def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs) -> Judgement:
     """Return the judgement of boxes or, if the values are no boxes, the judgement of the anchors' values.
 
-    The values are boxes if they are in one output with the scores, and if FP32's boxes have positive sides.
+    The values are boxes if they are in one output with the scores, and if FP32's boxes have positive sides. Boxes
+    relative to cells are compared cell by cell, even if all logarithms of their sides are positive.
     """
+    in_cells = are_in_cells(rule, reference[chosen[0]])
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores.max(axis=2) >= SCORE_MIN]
-    if rule.scores == "" and len(confident) and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99:
+    positive = len(confident) > 0 and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99
+    if rule.scores == "" and positive and not in_cells:
         return _boxes(rule, chosen, ANYWHERE, reference)
     background = _background(scores)
 
     def score(answers: Outputs, reference: Outputs) -> float:
         got, want = (_parts(rule, [outputs[i] for i in chosen], background) for outputs in (answers, reference))
-        return anchor_agreement(*got, *want)
+        return anchor_agreement(*got, *want, same_in_cells if in_cells else None)
 
     objects = _parts(rule, [reference[i] for i in chosen], background)[1] >= SCORE_MIN
     return Judgement("anchors", rule.outputs, score, finds_nothing=not objects.any())

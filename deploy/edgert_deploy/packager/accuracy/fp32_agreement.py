@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from edgert.processing.answers.detect import detections
 
 Array = NDArray[Any]
 Outputs = list[Array]
+SameBoxes = Callable[[Array, Array], Array]
 
 IOU_MIN = 0.5
 SCORE_MIN = 0.25
@@ -29,6 +31,7 @@ ITSELF = -2.0  # replaces the cosine of a sample with itself; it is below every 
 # The largest difference of an anchor's value from FP32's value, as a share of the value's standard deviation. For a
 # point, it is a share of the longer side of the box.
 ANCHOR_TOLERANCE = 0.15
+LOG_SIDE_MAX = 10.0  # limits the logarithm of a side in cells, because its exponential would overflow
 WORST_CHANNELS = 0.1  # `value_agreement` is the mean over this share of the channels, the worst ones
 
 
@@ -107,21 +110,22 @@ def box_agreement(rule: Detect, answers: Outputs, reference: Outputs, size: tupl
 
 
 def anchor_agreement(
-    boxes: Array, scores: Array, true_boxes: Array, true_scores: Array, *, oriented: bool = False
+    boxes: Array, scores: Array, true_boxes: Array, true_scores: Array, same: SameBoxes | None = None
 ) -> float:
     """Return the F1 score of the confident anchors `[N, A, ...]` against FP32's confident anchors.
 
-    An anchor is a hit if the artifact and FP32 are both confident in it and give the same class and box. With
-    `oriented`, the boxes `[N, A, 5]` are centres, two sides and an angle in radians.
+    An anchor is a hit if the artifact and FP32 are both confident in it and give the same class and box. `same` returns
+    which boxes are the same as the true ones; it is None if the meaning of the boxes' values is unknown.
     """
     got, want, both = _confident(scores, true_scores)
     if not want.any():
         return float(not got.any() and np.isfinite(scores).all())
-    sides = true_boxes[want][:, 2:4]
-    same = _same_boxes if float((sides > 0).all(axis=1).mean()) > 0.99 else _same_values
-    if oriented:
-        same = _same_oriented
-    hits = int(same(boxes[both], true_boxes[both], true_boxes[want]).sum())
+    if same is not None:
+        hits = int(same(boxes[both], true_boxes[both]).sum())
+    elif float((true_boxes[want][:, 2:4] > 0).all(axis=1).mean()) > 0.99:
+        hits = int(_same_boxes(boxes[both], true_boxes[both]).sum())
+    else:
+        hits = int(_same_values(boxes[both], true_boxes[both], true_boxes[want]).sum())
     return 2 * hits / int(got.sum() + want.sum())
 
 
@@ -147,21 +151,32 @@ def _confident(scores: Array, true_scores: Array) -> tuple[Array, Array, Array]:
     return got, want, got & want & (scores.argmax(axis=2) == true_scores.argmax(axis=2))
 
 
-def _same_boxes(boxes: Array, true: Array, every: Array) -> Array:
+def _same_boxes(boxes: Array, true: Array) -> Array:
     """Return which boxes `[n, 4 + points]` have an IoU of at least IOU_MIN, and points near the true ones.
 
     An anchor moves both boxes by the same distance, so the overlap does not depend on the anchor. The four values may
     be two corners, or a centre and two sides. So the boxes must overlap in both readings.
     """
-    ious = [
-        [box_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)] for read in READINGS
-    ]
     side = true[:, 2:4].max(axis=1, keepdims=True)
     near = (np.abs(boxes[:, 4:] - true[:, 4:]) <= ANCHOR_TOLERANCE * side).all(axis=1)
-    return np.asarray((np.array(ious).reshape(len(READINGS), -1) >= IOU_MIN).all(axis=0) & near)
+    return np.asarray(_overlap(_from_centres, boxes, true) & _overlap(_from_corners, boxes, true) & near)
 
 
-def _same_oriented(boxes: Array, true: Array, every: Array) -> Array:
+def same_in_cells(boxes: Array, true: Array) -> Array:
+    """Return which boxes `[n, 4]` have an IoU of at least IOU_MIN.
+
+    The values are a centre relative to a cell of a grid and the logarithms of two sides, all in sides of the cell.
+    """
+    return _overlap(_from_cells, boxes, true)
+
+
+def _overlap(read: Callable[[Array], Array], boxes: Array, true: Array) -> Array:
+    """Return which boxes have an IoU of at least IOU_MIN. `read` converts boxes `[n, 4 + ...]` to corners."""
+    ious = [box_ious(a[None], b[None])[0, 0] for a, b in zip(read(boxes), read(true), strict=True)]
+    return np.array(ious) >= IOU_MIN
+
+
+def same_oriented(boxes: Array, true: Array) -> Array:
     """Return which oriented boxes `[n, 5]` have a ProbIoU of at least IOU_MIN."""
     return np.asarray(oriented_ious(boxes, true) >= IOU_MIN)
 
@@ -282,11 +297,12 @@ def _from_centres(boxes: Array) -> Array:
     return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
 
 
+def _from_cells(boxes: Array) -> Array:
+    return _from_centres(np.concatenate([boxes[:, :2], np.exp(np.minimum(boxes[:, 2:], LOG_SIDE_MAX))], axis=1))
+
+
 def _from_corners(boxes: Array) -> Array:
     return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:4]), np.maximum(boxes[:, :2], boxes[:, 2:4])], axis=1)
-
-
-READINGS = (_from_centres, _from_corners)
 
 
 def box_ious(one: Array, other: Array) -> Array:

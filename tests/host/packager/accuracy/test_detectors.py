@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.bundle.rules import Detect
-from tests.support.models.outputs import judged, softmax, yolo
+from tests.support.models.outputs import judged, softmax, yolo, yolox
 
 Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)
@@ -146,6 +146,38 @@ def test_boxes_in_shares_of_the_image_are_recognized_in_one_output_with_their_sc
     mask[:, 100:300, 10:] = 0.9
     (found,) = judged(mask, inputs=[(3, 400, 40)])
     assert found.name == "maps"
+
+
+@pytest.mark.parametrize("sides", [(8, 20), (60, 250)], ids=["negative logarithms", "positive logarithms"])
+def test_boxes_relative_to_cells_are_compared_in_each_cell_as_they_overlap_in_the_image(sides: tuple[int, int]) -> None:
+    """YOLOX's default export. Earlier code compared the logarithms as if they were sides."""
+    raw, decoded = yolox(sides=sides)
+    (found,) = judged(raw, inputs=[(3, 320, 320)])
+    (of_pixels,) = judged(decoded, inputs=[(3, 320, 320)])
+    assert (found.name, of_pixels.name) == ("anchors", "boxes")
+    assert found.score([raw], [raw]) == 1.0
+    noise = np.zeros_like(raw)
+    noise[..., :4] = RANDOM.normal(0, 0.03, noise[..., :4].shape)
+    assert found.score([raw + noise], [raw]) > 0.98
+    moved, grown, lost = raw.copy(), raw.copy(), raw.copy()
+    moved[..., 0] += 40
+    grown[..., 2] += 1  # the width is 2.7 times as large
+    lost[..., 4] /= 9
+    for wrong in (moved, grown, lost, np.full_like(raw, np.nan)):
+        assert found.score([wrong], [raw]) == 0.0
+
+
+@pytest.mark.parametrize("size", [96, 320])
+@pytest.mark.parametrize("sides", [(8, 20), (20, 90)])
+def test_decoded_boxes_in_pixels_and_in_shares_are_not_taken_for_boxes_in_cells(
+    size: int, sides: tuple[int, int]
+) -> None:
+    """TensorFlow exports of YOLOv5 have shares of the image, and some boxes exceed the image."""
+    raw, decoded = yolox(size, sides)
+    shares = decoded / np.array([size] * 4 + [1] * 4, np.float32)
+    shares[:, 0, 0] = -0.05
+    for boxes, name in ((raw, "anchors"), (decoded, "boxes"), (shares, "boxes")):
+        assert judged(boxes, inputs=[(3, size, size)])[0].name == name
 
 
 def test_a_detector_that_the_user_stated_is_judged_by_its_boxes() -> None:

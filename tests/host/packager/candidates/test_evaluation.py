@@ -21,6 +21,7 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
+from tests.support.models.outputs import yolox
 from tests.support.models.texts import samples_of, source_in, text, texts
 from tests.support.packs import pack
 from tests.support.profiles import profile
@@ -184,6 +185,20 @@ def test_boxes_in_shares_of_the_image_are_not_read_as_pixels(tmp_path: Path) -> 
     with pytest.raises(ConfigInvalid, match=r"the boxes in output 'y' are 0 to 1: .* normalized = true"):
         evaluate_source(request)
     evaluate_source(replace(request, detect=replace(rule, normalized=True)))
+
+
+def test_boxes_that_are_relative_to_cells_are_not_read_as_pixels(tmp_path: Path) -> None:
+    """YOLOX's default export. Earlier code packed such a rule, and devices answered wrong boxes."""
+    proto = models.model("float[N,3,8,63] x) => (float[N,189,8] y", "y = Reshape(x, s)", {"s": np.array([-1, 189, 8])})
+    source = load_source(models.write(proto, tmp_path / "m.onnx"))
+    rule = Detect("y", form="anchors_first", objectness=True)
+    raw, decoded = yolox(96, images=16)
+    for boxes, refused in ((raw, True), (decoded, False)):
+        samples = CalibrationSet({"x": boxes.reshape(16, 3, 8, 63)}, None)
+        request = BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True, detect=rule)
+        match = r"the boxes in output 'y' are not decoded: .* --decode_in_inference"
+        with pytest.raises(ConfigInvalid, match=match) if refused else contextlib.nullcontext():
+            evaluate_source(request)
 
 
 def test_every_bucket_needs_samples_and_gets_a_golden_sample(tmp_path: Path) -> None:
