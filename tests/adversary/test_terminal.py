@@ -23,7 +23,6 @@ from tests.support.statuses import device_status
 ESCAPE = "\x1b]52;c;Y3VybCBldmls\x07\x9b2J\u202e"
 # The only modules that write to a terminal. All other modules call them.
 WRITERS = {
-    "deploy/edgert_deploy/cli/shared/output.py": "the function",
     "deploy/edgert_deploy/cli/build/progress.py": "bars, and a result above them",
     "deploy/edgert_deploy/cli/completion.py": "a script for the shell, of this package's own",
     "edgert/cli/output.py": "the function",
