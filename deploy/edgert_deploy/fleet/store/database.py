@@ -211,7 +211,8 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
         advice = "it is not a store: give another file"
     if "statement timeout" in reason:
         advice = f"a statement took longer than {STATEMENT_TIMEOUT_S} s: try again later, or ask for a shorter period"
-    if "malformed" in reason:
+    # Without a text, the reason is the error's class: Python 3.10 drops a text that quotes a damaged name.
+    if "malformed" in reason or reason == "DatabaseError":
         advice = _MOVE_AWAY
     return StoreFailed(f"the store {shown(url)} cannot be used: {reason}; {advice}")
 
