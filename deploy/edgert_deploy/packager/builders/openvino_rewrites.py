@@ -82,6 +82,8 @@ def separate_heads(openvino: Any, model: Any, sizes: Sequence[int]) -> None:
     and the Transpose of [batch, heads, tokens, values] into one kernel. With as many heads as tokens, the answers of
     this kernel are wrong. `sizes` are the lengths of the open axis of `model`; () if only its batch is open.
     """
+    if not any(map(_is_of_heads, model.get_ordered_ops())):
+        return
     made = openvino.opset13
     square = {name for size in sizes or (1,) for name in _square_attention(model, size)}
     for node in model.get_ordered_ops():
@@ -100,13 +102,18 @@ def _square_attention(model: Any, size: int) -> Iterator[str]:
         dims = enumerate(value.get_partial_shape())
         shapes[value] = [dim.get_length() if dim.is_static else size if axis else 1 for axis, dim in dims]
     fixed.reshape(shapes)
-    for node in fixed.get_ordered_ops():
-        if node.get_type_name() != "Transpose" or node.input_value(0).get_node().get_type_name() != "MatMul":
-            continue
-        order, shape = node.input_value(1).get_node(), node.get_output_partial_shape(0)
-        is_of_heads = order.get_type_name() == "Constant" and order.get_vector().tolist() == [0, 2, 1, 3]
-        if is_of_heads and shape[1] == shape[2]:
+    for node in filter(_is_of_heads, fixed.get_ordered_ops()):
+        shape = node.get_output_partial_shape(0)
+        if shape[1] == shape[2]:
             yield node.get_friendly_name()
+
+
+def _is_of_heads(node: Any) -> bool:
+    """Return whether `node` transposes the heads and tokens of a product, as attention does."""
+    if node.get_type_name() != "Transpose" or node.input_value(0).get_node().get_type_name() != "MatMul":
+        return False
+    order = node.input_value(1).get_node()
+    return bool(order.get_type_name() == "Constant" and order.get_vector().tolist() == [0, 2, 1, 3])
 
 
 def _readers(node: Any) -> set[str]:
