@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,12 +121,10 @@ def anchor_agreement(
     got, want, both = _confident(scores, true_scores)
     if not want.any():
         return float(not got.any() and np.isfinite(scores).all())
-    if same is not None:
-        hits = int(same(boxes[both], true_boxes[both]).sum())
-    elif float((true_boxes[want][:, 2:4] > 0).all(axis=1).mean()) > 0.99:
-        hits = int(_same_boxes(boxes[both], true_boxes[both]).sum())
-    else:
-        hits = int(_same_values(boxes[both], true_boxes[both], true_boxes[want]).sum())
+    if same is None:
+        are_boxes = float((true_boxes[want][:, 2:4] > 0).all(axis=1).mean()) > 0.99
+        same = _same_boxes if are_boxes else partial(_same_values, every=true_boxes[want])
+    hits = int(same(boxes[both], true_boxes[both]).sum())
     return 2 * hits / int(got.sum() + want.sum())
 
 
