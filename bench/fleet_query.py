@@ -31,7 +31,7 @@ from bench.support.tables import emit_figures
 from edgert.telemetry import stages
 from edgert.telemetry.messages import HistMessage
 from edgert.telemetry.sketch import Sketch, merged
-from edgert_deploy.fleet.packed import WINDOW, Pool
+from edgert_deploy.fleet.packed_histograms import WINDOW, Pool
 from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS, Batch, Origin
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question

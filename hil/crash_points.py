@@ -383,14 +383,14 @@ def _deliver(device: Device, new: Delivery) -> None:
 # name: (the function that makes the state before, the function that makes the new release, the operation to interrupt)
 OPERATIONS: dict[str, tuple[Callable[[Device], None], Callable[[Device, HostileRegistry], Delivery], Act]] = {
     "install": (_serving_old, _whole, _deliver),
-    "install over a staged one": (_staged, _whole, _deliver),
+    "install while another version is staged": (_staged, _whole, _deliver),
     "install over leftovers": (_littered, _whole, _deliver),
     "install a delta": (_serving_old, _delta, _deliver),
-    "install a delta over what it is made from": (_staged_otherwise, _delta, _deliver),
+    "install a delta over its base version": (_staged_otherwise, _delta, _deliver),
     "activate": (_staged, _whole, lambda device, _: _store(device).activate(60)),
     "mark-good": (_on_trial, _whole, lambda device, _: _store(device).mark_good()),
     "rollback": (_on_trial, _whole, lambda device, _: _store(device).rollback()),
-    "begin to watch limits": (_to_watch, _whole, lambda device, _: _store(device).start_watch()),
+    "start to watch limits": (_to_watch, _whole, lambda device, _: _store(device).start_watch()),
     "limits held": (_watched, _whole, _held),
     "limits held, unattended": (_unattended, _whole, _held),
     "collect": (_littered, _whole, _collect),

@@ -160,13 +160,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Cut the power while a runtime is installed and on trial; needs root.")
     parser.add_argument("--cuts", type=int, default=60)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--without-sync", action="store_true", help="Flush nothing: cuts must then fail.")
+    parser.add_argument("--without-fsync", action="store_true", help="Flush nothing: cuts must then fail.")
     given = parser.parse_args()
     if os.geteuid() != 0 or (reason := why_not()):
         sys.exit(f"error: {reason if os.geteuid() == 0 else 'only root can mount file systems'}")
     failed = 0
     with tempfile.TemporaryDirectory(prefix="edgert-cuts-") as folder:
-        rig = Rig(Path(folder), sync=not given.without_sync)
+        rig = Rig(Path(folder), sync=not given.without_fsync)
         problem, requests = rig.cut(None, random.Random(given.seed))
         print(f"seed {given.seed}; not cut: {problem or 'kept'}, {requests} writes and flushes", flush=True)
         failed += bool(problem)

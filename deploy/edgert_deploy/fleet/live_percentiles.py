@@ -17,7 +17,7 @@ from typing import Any
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, wall_ms
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ReportedModel
-from edgert_deploy.fleet.packed import WINDOW, Pool, pack
+from edgert_deploy.fleet.packed_histograms import WINDOW, Pool, pack
 from edgert_deploy.fleet.reports import Report
 from edgert_deploy.fleet.sequence import StreamTracker
 

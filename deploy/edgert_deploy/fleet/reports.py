@@ -13,7 +13,7 @@ from edgert.errors import ProtocolError
 from edgert.names import ID, ID_CHARS_MAX
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
-from edgert_deploy.fleet.packed import WINDOW_COUNT_MAX
+from edgert_deploy.fleet.packed_histograms import WINDOW_COUNT_MAX
 
 KINDS = ("hist", "metrics", "event")
 PROFILE_UNKNOWN = "unknown"

@@ -19,7 +19,7 @@ from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.types import ModelName, ProfileName
 from edgert_deploy.fleet.reports import DIMENSIONS
 from edgert_deploy.fleet.store.query import FleetQuery, Question
-from edgert_deploy.fleet.store.tables import (
+from edgert_deploy.fleet.store.results import (
     PERCENTILES_DEFAULT,
     QueryRequest,
     csv_text,

@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import counted
-from edgert_deploy.fleet.packed import Damaged
+from edgert_deploy.fleet.packed_histograms import Damaged
 from edgert_deploy.fleet.store import schema, views
 from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 

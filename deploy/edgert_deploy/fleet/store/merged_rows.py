@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
-from edgert_deploy.fleet.packed import MERGED, WINDOW, Cells, Dense, StageCounts, cells_of
+from edgert_deploy.fleet.packed_histograms import MERGED, WINDOW, Cells, Dense, StageCounts, cells_of
 from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, Origin, minute_of
 from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.packed import MERGED, WINDOW, Damaged, Pool, StageCounts, cells_of
+from edgert_deploy.fleet.packed_histograms import MERGED, WINDOW, Damaged, Pool, StageCounts, cells_of
 from edgert_deploy.fleet.reports import DIMENSIONS, PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import database, gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS

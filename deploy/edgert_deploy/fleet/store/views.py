@@ -1,10 +1,10 @@
 """Views that give histograms and percentiles in plain SQL, the same in SQLite and PostgreSQL.
 
-Theory of operation: neither database can read the packed records of a histogram (fleet/packed.py) by itself. The table
-`edgert_bucket` has a row for each possible bucket: its bounds, its value, and the two bytes with which its record
-begins. A first join with this table enumerates the records of a row. A second join finds the bucket of each record. The
-two databases differ only in how they read the eight bytes of a count. The values are the sketch's values, so a view and
-`edgert fleet query` give the same answers.
+Theory of operation: neither database can read the packed records of a histogram (fleet/packed_histograms.py) by itself.
+The table `edgert_bucket` has a row for each possible bucket: its bounds, its value, and the two bytes with which its
+record begins. A first join with this table enumerates the records of a row. A second join finds the bucket of each
+record. The two databases differ only in how they read the eight bytes of a count. The values are the sketch's values,
+so a view and `edgert fleet query` give the same answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import sqlalchemy as sa
 
 from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, PER_OCTAVE, middle_ms
-from edgert_deploy.fleet.packed import MERGED
+from edgert_deploy.fleet.packed_histograms import MERGED
 
 PERCENTILES = (50, 95, 99)
 _RECORD, _INDEX = MERGED.itemsize, MERGED["index"].itemsize

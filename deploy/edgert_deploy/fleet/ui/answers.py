@@ -11,11 +11,11 @@ from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
 from edgert_deploy.fleet.live_fleet import DeviceState
 from edgert_deploy.fleet.store.query import Question
-from edgert_deploy.fleet.store.tables import PERCENTILES_DEFAULT, QueryRequest, dimensions_of, shares_of, time_text
+from edgert_deploy.fleet.store.results import PERCENTILES_DEFAULT, QueryRequest, dimensions_of, shares_of, time_text
 from edgert_deploy.fleet.ui.fleet_state import ATTENTION, STATES, DeviceView, Filter
 from edgert_deploy.fleet.ui.history import EVENTS_EXPORTED_MAX, EVENTS_MAX, History
 from edgert_deploy.fleet.ui.hub import Hub
-from edgert_deploy.fleet.ui.span import Span
+from edgert_deploy.fleet.ui.period import Period
 
 A_PAGE = 50
 GROUPS_DEFAULT = 20  # the number of groups of each model in a breakdown
@@ -81,7 +81,7 @@ class Answers:
     def rows(self, path: str, parameters: Parameters) -> Rows:
         """Return the answer as rows without nested values. Raises NotFound, ConfigInvalid or StoreFailed."""
         if path == "latency":
-            return self.history.rows(Span.parse(parameters), self._where(parameters))
+            return self.history.rows(Period.parse(parameters), self._where(parameters))
         if path == "breakdown":
             comparison = self.breakdown({**parameters, "limit": str(GROUPS_MAX)})
             return [{"model": model["model"], **group} for model in comparison["models"] for group in model["groups"]]
@@ -90,7 +90,7 @@ class Answers:
         if path == "query":
             return list(self.query(parameters)["groups"])
         if path == "events":
-            events = self.history.events(Span.parse(parameters), self._events_where(parameters), EVENTS_EXPORTED_MAX)[
+            events = self.history.events(Period.parse(parameters), self._events_where(parameters), EVENTS_EXPORTED_MAX)[
                 "events"
             ]
             return [{"time": time_text(event["at_ms"]), **event} for event in events]
@@ -104,7 +104,7 @@ class Answers:
 
     def latency(self, parameters: Parameters) -> dict[str, Any]:
         """Return the curves and heat-map of each model and version."""
-        curves = self.history.curves(Span.parse(parameters), self._where(parameters))
+        curves = self.history.curves(Period.parse(parameters), self._where(parameters))
         numbers = {curve["model"]: self.hub.fleet.numbers(curve["model"]) for curve in curves["models"]}
         return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
 
@@ -116,7 +116,7 @@ class Answers:
         limit = _number(parameters, "limit", GROUPS_DEFAULT, GROUPS_MAX)
         lines = self.hub.fleet.count_models(self.filter(parameters))
         by = parameters.get("by") or ("device" if lines <= COMPARED_MAX else "site")
-        comparison = self.history.breakdown(Span.parse(parameters), by, self._where(parameters), lines)
+        comparison = self.history.breakdown(Period.parse(parameters), by, self._where(parameters), lines)
         models = [
             {**model, "groups_count": len(model["groups"]), "groups": model["groups"][:limit]}
             for model in comparison["models"]
@@ -125,11 +125,11 @@ class Answers:
 
     def stages(self, parameters: Parameters) -> dict[str, Any]:
         """Return the times of each model's stages, over time and by version."""
-        return self.history.stages(Span.parse(parameters), self._where(parameters))
+        return self.history.stages(Period.parse(parameters), self._where(parameters))
 
     def query(self, parameters: Parameters) -> dict[str, Any]:
         """Return the JSON of `edgert fleet query`."""
-        since_ms, until_ms = Span.parse(parameters).bounds_ms(self.hub.wall_ms())
+        since_ms, until_ms = Period.parse(parameters).bounds_ms(self.hub.wall_ms())
         step_s = duration_s(parameters.get("step", "0"))
         if step_s % 60:
             raise ConfigInvalid(
@@ -144,7 +144,7 @@ class Answers:
 
     def events(self, parameters: Parameters) -> dict[str, Any]:
         """Return the newest events, and how many of each type there are."""
-        return self.history.events(Span.parse(parameters), self._events_where(parameters), EVENTS_MAX)
+        return self.history.events(Period.parse(parameters), self._events_where(parameters), EVENTS_MAX)
 
     def devices(self, parameters: Parameters) -> dict[str, Any]:
         """Return a page of devices.

@@ -13,7 +13,7 @@ from typing import Any
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged, middle_ms
 from edgert_deploy.fleet.store.query import Answer
-from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, answer_row
+from edgert_deploy.fleet.store.results import DEFAULT_SHARES, answer_row
 
 BREAKDOWNS = {"device": ("site", "device", "profile"), "profile": ("profile",), "site": ("site",)}
 REQUESTS_MIN = 20  # groups with fewer requests come last, because their p99 is not reliable

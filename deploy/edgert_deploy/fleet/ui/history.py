@@ -21,10 +21,10 @@ from edgert.telemetry.sketch import PER_OCTAVE, Sketch, merged
 from edgert_deploy.fleet.channels import EVENTS_MS, releases_of
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
-from edgert_deploy.fleet.store.tables import DEFAULT_SHARES, QueryRequest, answer_row
+from edgert_deploy.fleet.store.results import DEFAULT_SHARES, QueryRequest, answer_row
 from edgert_deploy.fleet.ui.breakdown import dimensions_of_breakdown, groups_of, share_within
 from edgert_deploy.fleet.ui.fleet_state import release
-from edgert_deploy.fleet.ui.span import Span, fresh_s
+from edgert_deploy.fleet.ui.period import Period, fresh_s
 from edgert_deploy.fleet.ui.stages import stages_of
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -80,12 +80,12 @@ class History:
         self._lock = threading.Lock()
         self._query_permit = threading.BoundedSemaphore(QUERIES_AT_ONCE_MAX)
 
-    def curves(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
+    def curves(self, period: Period, where: Mapping[str, str]) -> dict[str, Any]:
         """Return percentiles and heat-maps of the models that match `where`, the busiest model first."""
-        step_min = self._step_min(span, where)
+        step_min = self._step_min(period, where)
 
         def compute() -> dict[str, Any]:
-            question, now_ms = self._stepped(span, where, step_min)
+            question, now_ms = self._stepped(period, where, step_min)
             step_ms = question.step_min * MINUTE_MS
             answers = self._query.answer(question, now_ms)
             unsynced = self._query.unsynced(question, now_ms)
@@ -96,16 +96,16 @@ class History:
                 "unsynced_count": len(unsynced),
             }
 
-        return self._cached(("curves", span, *sorted(where.items())), fresh_s(step_min), compute)
+        return self._cached(("curves", period, *sorted(where.items())), fresh_s(step_min), compute)
 
-    def rows(self, span: Span, where: Mapping[str, str]) -> list[dict[str, Any]]:
+    def rows(self, period: Period, where: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the data of `curves` as rows by step, model and version."""
-        question, now_ms = self._stepped(span, where, self._step_min(span, where))
+        question, now_ms = self._stepped(period, where, self._step_min(period, where))
         with self._query_permit:
             answers = self._query.answer(question, now_ms)
         return [answer_row(answer, DEFAULT_SHARES, stepped=True) for answer in answers]
 
-    def breakdown(self, span: Span, by: str, where: Mapping[str, str], devices: int) -> dict[str, Any]:
+    def breakdown(self, period: Period, by: str, where: Mapping[str, str], devices: int) -> dict[str, Any]:
         """Compare each group with the other groups of its model. Raises ConfigInvalid.
 
         `devices` is the number of devices that match `where`.
@@ -114,21 +114,21 @@ class History:
 
         def compute() -> dict[str, Any]:
             now_ms = self._wall_ms()
-            since_ms, until_ms = span.stepped_ms(now_ms, 1)
-            if by == "device" and "device" not in where and devices * span.minutes > self._rows_max:
+            since_ms, until_ms = period.stepped_ms(now_ms, 1)
+            if by == "device" and "device" not in where and devices * period.minutes > self._rows_max:
                 since_ms, until_ms = self._whole_hours(since_ms, until_ms, devices)
             question = Question(since_ms, until_ms, ("model", *names), where)
             models = groups_of(self._query.answer(question, now_ms), self._targets)
             return {"since_ms": since_ms, "until_ms": until_ms, "by": by, "models": models}
 
-        return self._cached(("breakdown", span, by, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
+        return self._cached(("breakdown", period, by, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
 
-    def stages(self, span: Span, where: Mapping[str, str]) -> dict[str, Any]:
+    def stages(self, period: Period, where: Mapping[str, str]) -> dict[str, Any]:
         """Return the times of the busiest models' stages, by step and by version."""
-        step_min = self._step_min(span, where)
+        step_min = self._step_min(period, where)
 
         def compute() -> dict[str, Any]:
-            question, now_ms = self._stepped(span, where, step_min)
+            question, now_ms = self._stepped(period, where, step_min)
             step_ms = question.step_min * MINUTE_MS
             steps = (question.until_ms - question.since_ms) // step_ms
             models: dict[str, list[Answer]] = {}
@@ -142,7 +142,7 @@ class History:
                 result.append(stages_of(name, models[name], curve, question.since_ms, step_ms, steps))
             return {"since_ms": question.since_ms, "step_ms": step_ms, "steps": steps, "models": result}
 
-        result: dict[str, Any] = self._cached(("stages", span, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
+        result: dict[str, Any] = self._cached(("stages", period, *sorted(where.items())), BREAKDOWN_FRESH_S, compute)
         return result
 
     def run(self, request: QueryRequest, devices: int) -> dict[str, Any]:
@@ -173,36 +173,36 @@ class History:
         """Return when the newest message of any device was stored; 0 in an empty store."""
         return self._cached("newest", NEWEST_FRESH_S, self._query.newest_ms)
 
-    def events(self, span: Span, where: Mapping[str, str], limit: int = EVENTS_MAX) -> dict[str, Any]:
+    def events(self, period: Period, where: Mapping[str, str], limit: int = EVENTS_MAX) -> dict[str, Any]:
         """Return the newest events, and the number of events of each type. `where` may have the key `event`."""
         named = {name: value for name, value in where.items() if name != "version"}
         untyped = {name: value for name, value in named.items() if name != "event"}
 
         def compute() -> tuple[list[dict[str, Any]], dict[str, int]]:
-            since_ms, until_ms = span.bounds_ms(self._wall_ms())
-            until_ms += AHEAD_MAX_MS if span.window_ms else 0
+            since_ms, until_ms = period.bounds_ms(self._wall_ms())
+            until_ms += AHEAD_MAX_MS if period.window_ms else 0
             events = self._query.events(since_ms, until_ms, limit + 1, named)
             events = [report for report in events if where.get("version") in (None, report.get("model_version"))]
             return events, self._query.event_types(since_ms, until_ms, untyped)
 
-        events, types = self._cached(("events", span, limit, *sorted(where.items())), 1.0, compute)
+        events, types = self._cached(("events", period, limit, *sorted(where.items())), 1.0, compute)
         return {"events": events[:limit], "more": len(events) > limit, "types": types}
 
-    def _stepped(self, span: Span, where: Mapping[str, str], step_min: int) -> tuple[Question, int]:
+    def _stepped(self, period: Period, where: Mapping[str, str], step_min: int) -> tuple[Question, int]:
         """Return the question for curves with steps of `step_min` or longer, and the present time."""
         now_ms = self._wall_ms()
         if 1 < step_min < HOUR_MIN and "device" not in where:  # a device has few rows
-            rows = self._query.groups_reporting(where, now_ms) * span.minutes
+            rows = self._query.groups_reporting(where, now_ms) * period.minutes
             step_min = HOUR_MIN if rows > self._rows_max else step_min
-        since_ms, until_ms = span.stepped_ms(now_ms, step_min)
+        since_ms, until_ms = period.stepped_ms(now_ms, step_min)
         return Question(since_ms, until_ms, ("model", "version"), where, step_min), now_ms
 
-    def _step_min(self, span: Span, where: Mapping[str, str]) -> int:
+    def _step_min(self, period: Period, where: Mapping[str, str]) -> int:
         of_devices = "device" in where
         from_ms = self._cached(
             ("minutes", of_devices), MINUTES_FRESH_S, lambda: self._query.minutes_from_ms(of_devices)
         )
-        return span.step_min(self._wall_ms(), from_ms)
+        return period.step_min(self._wall_ms(), from_ms)
 
     def _whole_hours(self, since_ms: int, until_ms: int, devices: int) -> tuple[int, int]:
         """Extend a period to whole hours, which have rows of their own.

@@ -20,7 +20,7 @@ from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.http.browsers import READING
 from edgert.http.messages import HttpRequest, HttpResponse
 from edgert_deploy.fleet.store.database import StoreFailed
-from edgert_deploy.fleet.store.tables import csv_text
+from edgert_deploy.fleet.store.results import csv_text
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers, NotFound
 from edgert_deploy.fleet.ui.fleet_state import Filter

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgert.telemetry.spans import STAGES
 from edgert_deploy.fleet.store.query import Answer
-from edgert_deploy.fleet.store.tables import shares_of, stage_rows
+from edgert_deploy.fleet.store.results import shares_of, stage_rows
 from edgert_deploy.fleet.ui.fleet_state import release
 
 VERSIONS_MAX = 6

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch, merged
 from edgert_deploy.cli.fleet.query import query
-from edgert_deploy.fleet.store.tables import time_text
+from edgert_deploy.fleet.store.results import time_text
 from tests.support.fleet import NOW_MS, Pi, Sent, record, without
 from tests.support.sketches import index_of
 

@@ -10,10 +10,10 @@ from edgert_deploy.fleet.store.batch import MINUTE_MS
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui import history as history_module
 from edgert_deploy.fleet.ui.history import History
-from edgert_deploy.fleet.ui.span import Span
+from edgert_deploy.fleet.ui.period import Period
 from tests.support.fleet import NOW_MS, Pi, Sent, record
 
-QUARTER = Span.parse({"window": "15m"})
+QUARTER = Period.parse({"window": "15m"})
 
 
 @pytest.fixture

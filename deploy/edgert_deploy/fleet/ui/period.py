@@ -19,7 +19,7 @@ FRESH_SHARE = 1 / 30  # an answer is fresh for this share of a step
 
 
 @dataclass(frozen=True)
-class Span:
+class Period:
     """A period: the last `window_ms`. If `window_ms` is 0, from `since_ms` to `until_ms` (ms since 1970)."""
 
     window_ms: int = 0
@@ -27,7 +27,7 @@ class Span:
     until_ms: int = 0
 
     @classmethod
-    def parse(cls, parameters: Mapping[str, str]) -> Span:
+    def parse(cls, parameters: Mapping[str, str]) -> Period:
         """Read `window`, or `from` and `to`. Raises ConfigInvalid."""
         window, since, until = (parameters.get(name, "") for name in ("window", "from", "to"))
         if not since and not until:

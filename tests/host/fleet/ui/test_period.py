@@ -6,7 +6,7 @@ import pytest
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.fleet.store.batch import MINUTE_MS
-from edgert_deploy.fleet.ui.span import STEPS_MAX, Span
+from edgert_deploy.fleet.ui.period import STEPS_MAX, Period
 from tests.support.fleet import NOW_MS
 
 HOUR_MS = 60 * MINUTE_MS
@@ -17,9 +17,9 @@ HOUR_MS = 60 * MINUTE_MS
     [("5m", 1, 5), ("90m", 1, 90), ("1h", 1, 60), ("24h", 15, 96), ("7d", 60, 168), ("400d", 4320, 134)],
 )
 def test_a_window_of_any_length_ends_with_the_step_that_has_begun(window: str, step_min: int, steps: int) -> None:
-    span = Span.parse({"window": window})
-    assert span.step_min(NOW_MS, None) == step_min
-    since_ms, until_ms = span.stepped_ms(NOW_MS, step_min)
+    period = Period.parse({"window": window})
+    assert period.step_min(NOW_MS, None) == step_min
+    since_ms, until_ms = period.stepped_ms(NOW_MS, step_min)
     step_ms = step_min * MINUTE_MS
     assert (until_ms - since_ms) // step_ms == steps <= STEPS_MAX
     assert NOW_MS < until_ms <= NOW_MS + step_ms
@@ -27,17 +27,17 @@ def test_a_window_of_any_length_ends_with_the_step_that_has_begun(window: str, s
 
 
 def test_a_period_between_two_times_does_not_depend_on_the_time_of_the_query() -> None:
-    span = Span.parse({"from": "2026-09-21T13:50Z", "to": "2026-09-21T16:20:30+02:00"})
+    period = Period.parse({"from": "2026-09-21T13:50Z", "to": "2026-09-21T16:20:30+02:00"})
     for now_ms in (NOW_MS, NOW_MS + 10 * HOUR_MS):
-        since_ms, until_ms = span.stepped_ms(now_ms, span.step_min(now_ms, None))
+        since_ms, until_ms = period.stepped_ms(now_ms, period.step_min(now_ms, None))
         assert (until_ms - since_ms) / MINUTE_MS == 31
     late_ms = NOW_MS + 100 * HOUR_MS
-    assert span.step_min(late_ms, None) == span.step_min(late_ms, late_ms) == 60, "the store has whole hours only"
-    assert span.step_min(late_ms, 0) == 1
+    assert period.step_min(late_ms, None) == period.step_min(late_ms, late_ms) == 60, "the store has whole hours only"
+    assert period.step_min(late_ms, 0) == 1
     for step_min in (1, 60):
-        since_ms, until_ms = span.stepped_ms(late_ms, step_min)
+        since_ms, until_ms = period.stepped_ms(late_ms, step_min)
         assert ((until_ms - since_ms) / HOUR_MS, since_ms % HOUR_MS) == (2, 0)
-    assert Span.parse({"window": "1h"}).step_min(late_ms, late_ms) == 1, "a store that has just begun"
+    assert Period.parse({"window": "1h"}).step_min(late_ms, late_ms) == 1, "a store that has just begun"
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_a_period_between_two_times_does_not_depend_on_the_time_of_the_query() -
 )  # fmt: skip
 def test_an_invalid_period_is_refused(asked: dict[str, str]) -> None:
     with pytest.raises(ConfigInvalid):
-        Span.parse(asked)
+        Period.parse(asked)
 
 
 def test_a_period_with_one_end_names_the_missing_end() -> None:
     with pytest.raises(ConfigInvalid, match="give `to`, too"):
-        Span.parse({"from": "2026-09-21T13:50Z"})
+        Period.parse({"from": "2026-09-21T13:50Z"})

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from edgert_deploy.fleet.store.tables import csv_text
+from edgert_deploy.fleet.store.results import csv_text
 
 
 def test_text_that_a_spreadsheet_would_execute_is_escaped_and_histograms_stay_unchanged() -> None:

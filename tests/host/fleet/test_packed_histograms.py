@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgert.telemetry import stages
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.packed import WINDOW, Dense, Pool, StageCounts, cells_of, pack
+from edgert_deploy.fleet.packed_histograms import WINDOW, Dense, Pool, StageCounts, cells_of, pack
 
 
 def test_packed_histograms_are_unpacked_unchanged() -> None:
