@@ -5,9 +5,9 @@
     python -m hil.crash_points --only "follow a channel"
 
 A point is a call of the C library that changes files: open for writing, write, fsync, rename, mkdir, unlink ... At
-each point, the operation of a new device is killed, or the call fails with ENOSPC or EIO. Then three things must hold.
+each point, the operation of a new device is killed, or the call fails with ENOSPC or EIO. Then four things must hold.
 The device has every byte of the old version or of the new version. A reported error is an EdgeRTError. The same release
-can be deployed again. The preloaded library `faults.c` counts the calls and injects the fault.
+can be deployed again. No leftover file stays. The preloaded library `faults.c` counts the calls and injects the fault.
 
 An operation changes the slots, for example installs a bundle. One operation installs a delta that has a patch, a
 compressed file and an unchanged file, and omits the files that the device already has. In other operations, the device
