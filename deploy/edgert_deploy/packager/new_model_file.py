@@ -13,6 +13,7 @@ from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.devices.facts import LOCAL_PROFILE
 from edgert_deploy.devices.profiles import list_profiles
+from edgert_deploy.packager.accuracy.accuracy_gate import DROP_MAX
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.model_file import SUFFIX
 from edgert_deploy.packager.samples.processing import masks_of, read_postprocess
@@ -81,7 +82,7 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequ
         "",
         "# The accuracy gate.",
         _line("metric", "map" if detector else "auto", f"{', '.join(METRICS)} or module:function", unset=True),
-        _line("max_drop", 0.01, "the largest drop of the metric that an artifact may have", unset=True),
+        _line("max_drop", DROP_MAX, "the largest drop of the metric that an artifact may have", unset=True),
         _line("max_class_drop", 0.05, "the largest drop in any class or slice", unset=True),
         _line("precision", "auto", "int8, fp16, fp32, or auto: the fastest that passes", unset=True),
         "",

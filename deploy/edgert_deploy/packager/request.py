@@ -16,7 +16,7 @@ from edgert.printable import counted
 from edgert.processing.preprocessors import InputRule
 from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.accuracy.accuracy_gate import Limits
+from edgert_deploy.packager.accuracy.accuracy_gate import DROP_MAX, Limits
 from edgert_deploy.packager.builders import BUILDERS, Precision, builder_for, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_classical, is_float_only
@@ -50,7 +50,7 @@ class BuildSettings:
     """
 
     release: int = 1
-    max_drop: float = 0.01
+    max_drop: float = DROP_MAX
     max_class_drop: float | None = None
     metric: str = "auto"
     allow_overlap: bool = False

@@ -17,6 +17,7 @@ from edgert_deploy.common.file_cache import default_cache
 from edgert_deploy.common.keys import signing_key
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
+from edgert_deploy.packager.accuracy.accuracy_gate import DROP_MAX
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.request import BUDGET, BuildSettings
 from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
@@ -112,7 +113,7 @@ build_options = gathered(
             "--max-drop",
             type=Number(0),
             metavar="NUMBER",
-            default=0.01,
+            default=DROP_MAX,
             show_default=True,
             help="The largest loss with which an artifact passes: FP32's score minus the artifact's score.",
         ),
