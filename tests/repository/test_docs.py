@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+import tomlkit
 
 from edgert.cli import edgertd
 from edgert_deploy.cli import edgert
@@ -195,3 +196,14 @@ def test_the_map_of_the_architecture_names_every_folder(package: str) -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     folders = sorted(path.parent.name for path in (ROOT / package).glob("*/__init__.py"))
     assert [folder for folder in folders if f"| `{folder}/` |" not in page] == []
+
+
+@pytest.mark.parametrize(("head", "package"), [("### The device\n", "edgert"), ("### The host\n", "edgert_deploy")])
+def test_the_map_of_the_architecture_has_the_order_of_the_layers(head: str, package: str) -> None:
+    contracts = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract.get("containers") == [package])
+    place = {folder: number for number, layer in enumerate(layers) for folder in re.findall(r"\w+", layer)}
+    sections = SECTION.split((ROOT / "docs/architecture.md").read_text())
+    table = next(section for section in sections if section.startswith(head))
+    places = [place[folder] for folder in re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)]
+    assert places == sorted(places)
