@@ -110,16 +110,20 @@ def _are_shares(rows: Array) -> bool:
     return spread and float(inside.mean()) >= ORDERED_MIN and not are_probabilities(rows.transpose(0, 2, 1))
 
 
-def are_in_cells(rule: Detect, array: Array) -> bool:
-    """Return whether boxes with an objectness are relative to the cells of a grid.
+def confident_boxes(rule: Detect, array: Array) -> Array:
+    """Return the box values `[n, 4]` of all samples whose score is at least SCORE_MIN, from one output."""
+    boxes, scores = _parts(rule, [array])
+    return np.asarray(boxes[scores.max(axis=2) >= SCORE_MIN])
+
+
+def are_in_cells(rule: Detect, confident: Array) -> bool:
+    """Return whether `confident` boxes with an objectness are relative to the cells of a grid.
 
     YOLOX exports such boxes by default. A centre is at most a few cells from its own cell, wherever this cell is in the
     image, and the sides are logarithms. So the values are too small for pixels, but too large for shares of the image.
     """
     if rule.scores or not rule.objectness or rule.sigmoid or rule.box_format != "cxcywh":
         return False
-    boxes, scores = _parts(rule, [array])
-    confident = boxes[scores.max(axis=2) >= SCORE_MIN]
     if len(confident) == 0 or float(np.median(np.abs(confident[:, :2]))) >= OFFSET_MAX:
         return False
     shares = (confident >= -SHARE_MARGIN) & (confident <= 1 + SHARE_MARGIN)
@@ -170,9 +174,9 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
     The values are boxes if they are in one output with the scores, and if FP32's boxes have positive sides. Boxes
     relative to cells are compared cell by cell, even if all logarithms of their sides are positive.
     """
-    in_cells = are_in_cells(rule, reference[chosen[0]])
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores.max(axis=2) >= SCORE_MIN]
+    in_cells = are_in_cells(rule, confident)
     positive = len(confident) > 0 and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99
     if rule.scores == "" and positive and not in_cells:
         return _boxes(rule, chosen, ANYWHERE, reference)
