@@ -89,20 +89,18 @@ def _one_output(name: str, array: Array) -> Detect | None:
         or (not first and are_suppressed(rows))  # a class of 0 or 1 looks like a score
     ):
         return None
-    if within(rows[:, :4]):
-        if first or not _are_shares(rows):
-            return None
-        return Detect(name, form="anchors_first", normalized=True, score_threshold=SCORE_MIN)
-    objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
     form = "channels_first" if first else "anchors_first"
+    if within(rows[:, :4]):
+        return Detect(name, form=form, normalized=True, score_threshold=SCORE_MIN) if _are_shares(rows) else None
+    objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
     return Detect(name, form=form, objectness=objectness, score_threshold=SCORE_MIN)
 
 
 def _are_shares(rows: Array) -> bool:
     """Return whether rows `[N, 4 + C, A]` of 0 to 1 are boxes in shares of the image, and scores.
 
-    RT-DETR has such rows. Nearly all boxes are inside the image, their centres are all over it, and most scores are
-    low. In a mask, a depth or probabilities, the first four values are like the others.
+    RT-DETR and Ultralytics' TFLite files have such rows. Nearly all boxes are inside the image, their centres are all
+    over it, and most scores are low. In a mask, a depth or probabilities, the first four values are like the others.
     """
     centres, halves = rows[:, :2], rows[:, 2:4] / 2
     inside = (centres - halves >= -SHARE_MARGIN) & (centres + halves <= 1 + SHARE_MARGIN) & (halves > 0)
@@ -249,9 +247,14 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int], *, poi
         return None
     if axis == 2 and are_suppressed(rows):
         return Layout(name, "centres" if within(rows[:, :4]) else "suppressed", False, extras, image)
-    if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None and not rule.normalized:
-        return Layout(name, rule.form, rule.objectness, extras, image)
+    if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None:
+        return Layout(name, rule.form, rule.objectness, extras, (1, 1) if in_shares(rows[:, :4]) else image)
     return None
+
+
+def in_shares(boxes: Array) -> bool:
+    """Return whether box values are shares of the image, not pixels. Some boxes may exceed the image."""
+    return float(np.median(np.abs(boxes[boxes != 0]))) <= 1 if boxes.any() else False
 
 
 def are_suppressed(rows: Array) -> bool:
