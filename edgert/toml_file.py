@@ -46,9 +46,14 @@ def read_text(path: Path, bytes_max: int) -> str:
 
 def refuse_pipe(path: Path) -> None:
     """Raise ConfigInvalid for a named pipe or a device, because a read of it may not end."""
-    named = Path(os.path.realpath(path))  # the real path of `<(command)` may not exist
-    if named.exists() and not (named.is_file() or named.is_dir()):
-        raise ConfigInvalid(f"{path} is a named pipe or a device: use a regular file instead")
+    if problem := pipe_problem(Path(os.path.realpath(path))):  # the real path of `<(command)` may not exist
+        raise ConfigInvalid(problem)
+
+
+def pipe_problem(path: Path) -> str:
+    """Return a message if `path` is a named pipe or a device; otherwise an empty text."""
+    is_special = path.exists() and not (path.is_file() or path.is_dir())
+    return f"{path} is a named pipe or a device: use a regular file instead" if is_special else ""
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

@@ -132,6 +132,14 @@ def umask_restored() -> Iterator[None]:
     os.umask(mask)
 
 
+@pytest.fixture
+def hang_ups_end() -> Iterator[None]:
+    """Let SIGHUP end commands, also if the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session")
 def signing_key() -> SigningKey:
     return new_key()

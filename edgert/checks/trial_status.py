@@ -49,6 +49,10 @@ class TrialStatus:
     text: str
     doubt: str = ""
 
+    @property
+    def under_way(self) -> bool:
+        return self.phase in (TrialPhase.WATCHING, TrialPhase.FILLING)
+
 
 @dataclass(frozen=True)
 class TrialAnswer:

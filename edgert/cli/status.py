@@ -28,7 +28,6 @@ from edgert.checks.status import (
     TelemetryStatus,
     ask_daemon,
 )
-from edgert.checks.trial_status import TrialPhase
 from edgert.cli.output import emit, json_option
 from edgert.config import DeviceConfig, read_config
 from edgert.engines import FOR_TESTS
@@ -227,7 +226,7 @@ def _model_line(model: ModelStatus) -> str:
         parts.append(f"{counted(requests, 'request')}{times}")
         if count := serving.figures.sessions:
             parts.append(f"{counted(count, 'session')}, {serving.figures.session_bytes / 1e6:.1f} MB")
-    if (trial := serving.trial) and trial.phase in (TrialPhase.WATCHING, TrialPhase.FILLING):
+    if (trial := serving.trial) and trial.under_way:
         parts.append(f"its limits are watched for {trial.left_s:.0f} s more: {trial.text}")
     elif model.trial_limits and model.trial_limits.passed:
         parts.append("all trial limits held; the trial waits for mark-good")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 from collections.abc import Sequence
 
 import click
 
 from edgert import __version__
 from edgert.cli.command import LazyGroup, main_with_errors
+from edgert_deploy.common.ending_signals import on_ending_signal
 from edgert_deploy.common.project import find_project
 
 # name -> ("module:attribute", the line that --help shows)
@@ -72,6 +72,12 @@ def edgert(ctx: click.Context) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     if "_EDGERT_COMPLETE" in os.environ:  # a shell asks for completions
         importlib.import_module("edgert_deploy.cli.completion")  # its class replaces click's class for bash
-    if argv is None:  # this process runs the command: SIGTERM ends it as Ctrl-C does, so that it cleans up
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return main_with_errors(edgert, argv)
+    if argv is not None:
+        return main_with_errors(edgert, argv)
+    # This process runs the command: SIGTERM and SIGHUP end it as Ctrl-C does, so that it cleans up.
+    with on_ending_signal(_interrupt):
+        return main_with_errors(edgert, argv)
+
+
+def _interrupt(_: int) -> None:
+    raise KeyboardInterrupt

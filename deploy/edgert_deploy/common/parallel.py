@@ -14,7 +14,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from edgert_deploy.common.ending_signals import on_ending_signal
 
 AT_ONCE_DEFAULT = 8
 # A deployment mostly waits for its device: 16 deployments at a time use about a sixth of a core (bench/rollout.py).
@@ -46,7 +48,7 @@ class UserStop:
 
     @contextmanager
     def on_interrupt(self, first: str, second: str) -> Iterator[None]:
-        """Count each Ctrl-C and each SIGTERM as a press.
+        """Count each Ctrl-C, each SIGTERM and the first SIGHUP as a press.
 
         At the first press, print `first` on stderr; at each later press, print `second`. "" prints nothing.
         """
@@ -54,18 +56,15 @@ class UserStop:
             yield
             return
 
-        def pressed(*_: Any) -> None:
+        def pressed(_: int) -> None:
             self.press()
             # The interrupted code may hold the locks of Python's own buffers, so this code writes without them.
             if text := second if self.abandoned else first:
-                os.write(2, f"\n{text}\n".encode())
+                with contextlib.suppress(OSError):  # the terminal is closed
+                    os.write(2, f"\n{text}\n".encode())
 
-        before = {number: signal.signal(number, pressed) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with on_ending_signal(pressed, signal.SIGINT):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def at_once_here(cores: int | None = None, files_max: int | None = None) -> int:

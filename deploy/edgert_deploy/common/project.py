@@ -158,7 +158,7 @@ def find_project(start: Path | None = None) -> Project:
     """
     root = find_root(start) or config_folder().resolve()
     file = root / FILE_NAME
-    return read_project(file) if file.is_file() else _project(file, {})
+    return read_project(file) if os.path.lexists(file) else _project(file, {})
 
 
 def find_root(start: Path | None = None) -> Path | None:
@@ -170,7 +170,7 @@ def find_root(start: Path | None = None) -> Path | None:
         first = (start or Path.cwd()).resolve()
     except OSError:  # the working folder was removed
         return None
-    return next((folder for folder in (first, *first.parents) if (folder / FILE_NAME).is_file()), None)
+    return next((folder for folder in (first, *first.parents) if os.path.lexists(folder / FILE_NAME)), None)
 
 
 def read_project(file: Path) -> Project:

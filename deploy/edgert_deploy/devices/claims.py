@@ -154,16 +154,44 @@ def record_folders(device: Device, folders: Sequence[str], transport: Transport)
 
 
 def _check_not_deploying(device: Device, transport: Transport) -> None:
-    """Raise DeployUnderWay if a deployment has the claim of a model."""
+    """Raise DeployUnderWay if a deployment has the claim of a model, or if the daemon watches a trial.
+
+    A restart of the daemon cuts a watch off, and the device then rolls the version back. First release the claims that
+    dead deployments of this host left.
+    """
+    daemon = RemoteDaemon(transport, device)
     try:
-        status = RemoteDaemon(transport, device).status()
+        status = daemon.status()
     except EdgeRTError:  # a set-up also installs, repairs or removes a runtime that does not answer
         return
+    if status.claims and _release_own(daemon, [claim.model for claim in status.claims]):
+        status = daemon.status()
     for claim in status.claims:
         raise DeployUnderWay(
             f"a deployment of {claim.model} is in progress on {device.name} (since {claim.since}, by {claim.by}). Nothing was "
             f"changed; try again when it has ended. If that host has disappeared, its claim expires in {claim.left_s:.0f} s"
         )
+    for model in status.models:
+        if model.serving is not None and (trial := model.serving.trial) is not None and trial.under_way:
+            raise DeployUnderWay(
+                f"{device.name} watches the limits of release {trial.release} of {model.model} for {trial.left_s:.0f} s more, "
+                "and a restart of its daemon would end the trial. Nothing was changed; try again after this time, or end the "
+                f"trial with: edgert rollback {model.model} {device.name}"
+            )
+
+
+def _release_own(daemon: RemoteDaemon, models: Sequence[str]) -> bool:
+    """Release the claims that dead deployments of this host left; return False if there are none.
+
+    Raises DeployUnderWay if a deployment of this host is in progress.
+    """
+    past = []
+    for model in models:
+        with _noted(daemon.device, model, f"a deployment of {model}") as note:
+            past += _read(note)
+    for token in past:
+        daemon.call("unclaim", token)
+    return bool(past)
 
 
 class _Claimed:

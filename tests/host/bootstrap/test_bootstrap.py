@@ -14,8 +14,9 @@ import tomlkit
 
 from edgert.bundle.signing import new_key
 from edgert.checks.status import DeviceStatus
-from edgert.errors import ConfigInvalid, DeviceError, EngineMissing
+from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EngineMissing
 from edgert.telemetry.broker_connection import CONNECTED
+from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.bootstrap.bootstrap import BootstrapResult, bootstrap
 from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.devices.device_files import Broker, check_settings
@@ -26,6 +27,8 @@ from edgert_deploy.devices.remote import RemoteDaemon
 from edgert_deploy.devices.service import serves, unit_for
 from edgert_deploy.devices.transports import open_transport
 from hil.support.sshd import running_sshd
+from tests.support.devices import Device as Board
+from tests.support.devices import wait_until
 from tests.support.machines import PI_4
 from tests.support.paths import ROOT
 from tests.support.servers.brokers import Broker as RunningBroker
@@ -116,6 +119,24 @@ def test_after_a_cut_before_the_restart_the_next_bootstrap_restarts_the_daemon(d
     assert again.changed == ["daemon restarted"]
     assert status_of(again).daemon.pid != before
     assert do(device, key).changed == []
+
+
+def test_a_bootstrap_does_not_cut_off_the_watch_of_a_trial(tmp_path: Path) -> None:
+    """A restart of the daemon would end the watch, and the device would roll the version back."""
+    board = Board(tmp_path)
+    here = Device("here", "local", str(board.state.root), PROFILE.name, str(board.state.root))
+    do(here, board.key.public)
+    try:
+        board.put()
+        store = board.stage(release=2)
+        store.activate(60.0, TrialLimits({}, 600.0, unattended=True))
+        board.sync("echo")
+        wait_until(lambda: (store.read().limits or TrialLimits({})).started, "the daemon watches the version")
+        with pytest.raises(DeployUnderWay, match=r"release 2 of echo for \d+ s more, .*edgert rollback echo here"):
+            do(here, board.key.public, settings={"serving": {"window_s": 10.0}})
+        assert (store.read().state, store.read().rolled_back) == ("trial", None)
+    finally:
+        board.stop()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,20 @@ def test_devices_do_not_receive_the_login_of_another_broker(folder: Path, capfd:
 def test_the_error_about_an_invalid_project_file_names_the_fault(folder: Path, text: str, what: str) -> None:
     (folder / "edgert.toml").write_text(text)
     with pytest.raises(ConfigInvalid, match=what):
+        find_project()
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (os.mkfifo, "is a named pipe"),
+        (Path.mkdir, "Is a directory"),
+        (lambda file: file.symlink_to("moved.toml"), "No such file"),
+    ],
+)
+def test_a_project_file_that_is_no_file_is_refused(folder: Path, make: Callable[[Path], None], what: str) -> None:
+    make(folder / "edgert.toml")
+    with pytest.raises(ConfigInvalid, match=rf"edgert\.toml.*{what}"):
         find_project()
 
 

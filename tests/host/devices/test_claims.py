@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -161,24 +162,29 @@ def test_a_command_that_continues_without_its_host_blocks_others_until_it_ends(
         pass
 
 
-def test_a_deployment_and_a_bootstrap_of_the_same_device_exclude_each_other(
-    device: Device, on_host: Callable[[str], None]
-) -> None:
-    link, program = LocalTransport(device), Path(device.home, "venv/bin/edgertd")
+@pytest.fixture
+def daemon(device: Device) -> RemoteDaemon:
+    """Set the device up, without a daemon that runs."""
+    program = Path(device.home, "venv/bin/edgertd")
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edgert.cli "$@"\n')
     program.chmod(0o755)
     Path(device.home, "receipt").touch()
     Path(device.state).mkdir(parents=True)
     Path(device.state, "config.toml").write_text('device = "board"\nprofile = "this-machine"\n')
-    daemon = RemoteDaemon(link, device)
+    return RemoteDaemon(LocalTransport(device), device)
+
+
+def test_a_deployment_and_a_bootstrap_of_the_same_device_exclude_each_other(
+    device: Device, daemon: RemoteDaemon, on_host: Callable[[str], None]
+) -> None:
+    link = daemon.transport
     on_host("one")
-    with (
-        claimed(daemon, "digits"),
-        pytest.raises(DeployUnderWay, match=r"deployment of digits is in progress .*, by .*@"),
-        setting_up(device, link),
-    ):
-        pass
+    with claimed(daemon, "digits"):
+        assert re.search("deployment of digits is in progress .* from this host", refused(device))
+        on_host("two")
+        assert re.search(r"deployment of digits is in progress .*, by .*@", refused(device))
+        on_host("one")
     with setting_up(device, link):  # the refused deployment and the refused set-up have left no claim
         with pytest.raises(DeployUnderWay, match="from this host"), claimed(daemon, "digits"):
             pass
@@ -186,6 +192,23 @@ def test_a_deployment_and_a_bootstrap_of_the_same_device_exclude_each_other(
         with pytest.raises(DeployUnderWay, match="for at most"), claimed(daemon, "digits"):
             pass
         on_host("one")
+
+
+def test_the_claim_of_a_dead_deployment_blocks_set_ups_by_other_hosts_but_not_by_its_own(
+    device: Device, daemon: RemoteDaemon, on_host: Callable[[str], None], tmp_path: Path
+) -> None:
+    on_host("one")
+    places = {tmp_path / "hosts": tmp_path / "hosts.kept", Path(device.state, "claims"): tmp_path / "claims.kept"}
+    with claimed(daemon, "digits"):
+        for there, kept in places.items():
+            shutil.copytree(there, kept)
+    for there, kept in places.items():
+        shutil.copytree(kept, there, dirs_exist_ok=True)
+    on_host("two")
+    assert "a deployment of digits is in progress" in refused(device)
+    on_host("one")
+    with setting_up(device, daemon.transport):
+        assert daemon.status().claims == ()
 
 
 def test_a_trial_of_a_runtime_is_not_disturbed_by_any_host(device: Device, on_host: Callable[[str], None]) -> None:

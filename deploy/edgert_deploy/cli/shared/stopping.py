@@ -1,4 +1,4 @@
-"""The end of long-running commands. They finish their current work after the first Ctrl-C or SIGTERM."""
+"""The end of long-running commands: after the first Ctrl-C or other signal, they finish their work."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from types import FrameType
 
 import click
+
+from edgert_deploy.common.ending_signals import on_ending_signal
 
 
 def stopping(for_s: float | None) -> Callable[[], bool]:
@@ -20,12 +20,10 @@ def stopping(for_s: float | None) -> Callable[[], bool]:
     signals: list[int] = []
     ends_at = None if for_s is None else time.monotonic() + for_s
 
-    def note(number: int, _frame: FrameType | None) -> None:
+    def note(number: int) -> None:
         if signals:
             sys.exit(128 + number)
         signals.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before = signal.signal(number, note)
-        click.get_current_context().call_on_close(partial(signal.signal, number, before))
+    click.get_current_context().with_resource(on_ending_signal(note, signal.SIGINT))
     return lambda: bool(signals) or (ends_at is not None and time.monotonic() >= ends_at)

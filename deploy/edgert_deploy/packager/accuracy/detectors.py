@@ -89,20 +89,18 @@ def _one_output(name: str, array: Array) -> Detect | None:
         or (not first and are_suppressed(rows))  # a class of 0 or 1 looks like a score
     ):
         return None
-    if within(rows[:, :4]):
-        if first or not _are_shares(rows):
-            return None
-        return Detect(name, form="anchors_first", normalized=True, score_threshold=SCORE_MIN)
-    objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
     form = "channels_first" if first else "anchors_first"
+    if within(rows[:, :4]):
+        return Detect(name, form=form, normalized=True, score_threshold=SCORE_MIN) if _are_shares(rows) else None
+    objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
     return Detect(name, form=form, objectness=objectness, score_threshold=SCORE_MIN)
 
 
 def _are_shares(rows: Array) -> bool:
     """Return whether rows `[N, 4 + C, A]` of 0 to 1 are boxes in shares of the image, and scores.
 
-    RT-DETR has such rows. Nearly all boxes are inside the image, their centres are all over it, and most scores are
-    low. In a mask, a depth or probabilities, the first four values are like the others.
+    RT-DETR and Ultralytics' TFLite files have such rows. Nearly all boxes are inside the image, their centres are all
+    over it, and most scores are low. In a mask, a depth or probabilities, the first four values are like the others.
     """
     centres, halves = rows[:, :2], rows[:, 2:4] / 2
     inside = (centres - halves >= -SHARE_MARGIN) & (centres + halves <= 1 + SHARE_MARGIN) & (halves > 0)
@@ -110,16 +108,20 @@ def _are_shares(rows: Array) -> bool:
     return spread and float(inside.mean()) >= ORDERED_MIN and not are_probabilities(rows.transpose(0, 2, 1))
 
 
-def are_in_cells(rule: Detect, array: Array) -> bool:
-    """Return whether boxes with an objectness are relative to the cells of a grid.
+def confident_boxes(rule: Detect, array: Array) -> Array:
+    """Return the box values `[n, 4]` of all samples whose score is at least SCORE_MIN, from one output."""
+    boxes, scores = _parts(rule, [array])
+    return np.asarray(boxes[scores.max(axis=2) >= SCORE_MIN])
+
+
+def are_in_cells(rule: Detect, confident: Array) -> bool:
+    """Return whether `confident` boxes with an objectness are relative to the cells of a grid.
 
     YOLOX exports such boxes by default. A centre is at most a few cells from its own cell, wherever this cell is in the
     image, and the sides are logarithms. So the values are too small for pixels, but too large for shares of the image.
     """
     if rule.scores or not rule.objectness or rule.sigmoid or rule.box_format != "cxcywh":
         return False
-    boxes, scores = _parts(rule, [array])
-    confident = boxes[scores.max(axis=2) >= SCORE_MIN]
     if len(confident) == 0 or float(np.median(np.abs(confident[:, :2]))) >= OFFSET_MAX:
         return False
     shares = (confident >= -SHARE_MARGIN) & (confident <= 1 + SHARE_MARGIN)
@@ -170,9 +172,9 @@ def _boxes_or_anchors(rule: Detect, chosen: tuple[int, ...], reference: Outputs)
     The values are boxes if they are in one output with the scores, and if FP32's boxes have positive sides. Boxes
     relative to cells are compared cell by cell, even if all logarithms of their sides are positive.
     """
-    in_cells = are_in_cells(rule, reference[chosen[0]])
     boxes, scores = _parts(rule, [reference[i] for i in chosen])
     confident = boxes[scores.max(axis=2) >= SCORE_MIN]
+    in_cells = are_in_cells(rule, confident)
     positive = len(confident) > 0 and float((confident[:, 2:4] > 0).all(axis=1).mean()) > 0.99
     if rule.scores == "" and positive and not in_cells:
         return _boxes(rule, chosen, ANYWHERE, reference)
@@ -245,9 +247,14 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int], *, poi
         return None
     if axis == 2 and are_suppressed(rows):
         return Layout(name, "centres" if within(rows[:, :4]) else "suppressed", False, extras, image)
-    if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None and not rule.normalized:
-        return Layout(name, rule.form, rule.objectness, extras, image)
+    if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None:
+        return Layout(name, rule.form, rule.objectness, extras, (1, 1) if in_shares(rows[:, :4]) else image)
     return None
+
+
+def in_shares(boxes: Array) -> bool:
+    """Return whether box values are shares of the image, not pixels. Some boxes may exceed the image."""
+    return float(np.median(np.abs(boxes[boxes != 0]))) <= 1 if boxes.any() else False
 
 
 def are_suppressed(rows: Array) -> bool:

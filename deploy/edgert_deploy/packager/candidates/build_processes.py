@@ -56,12 +56,14 @@ class BuildProcesses:
         self._cache = cache
         self._lock = threading.Lock()
 
+    def cached(self, spec: BuildSpec, out_dir: Path) -> Artifact | None:
+        """Return the artifact from the cache; None if the cache lacks it."""
+        if not self._cache.get(self.key(spec), out_dir):
+            return None
+        return Artifact.from_json(json.loads((out_dir / ARTIFACT).read_bytes()), out_dir)
+
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
-        """Return the artifact from the cache, or build it in a child. Raises BuildFailed, also after a crash."""
-        key = self.key(spec)
-        described = out_dir / ARTIFACT
-        if self._cache.get(key, out_dir):
-            return Artifact.from_json(json.loads(described.read_bytes()), out_dir)
+        """Build the artifact in a child, and store it in the cache. Raises BuildFailed, also after a crash."""
         steps = [f"{spec.engine}: starting"]
 
         def noted(line: str) -> None:
@@ -74,8 +76,9 @@ class BuildProcesses:
         except sandbox.ChildFailed as error:
             raise BuildFailed(_complaint(error, spec, self._source.path.name, steps[-1])) from error
         artifact = Artifact.from_json(answer, out_dir)
+        described = out_dir / ARTIFACT
         described.write_text(json.dumps(answer))
-        self._cache.put(key, [described, artifact.path, *artifact.companions])
+        self._cache.put(self.key(spec), [described, artifact.path, *artifact.companions])
         return artifact
 
     def is_cached(self, spec: BuildSpec) -> bool:

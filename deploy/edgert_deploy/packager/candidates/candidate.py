@@ -111,11 +111,12 @@ class CandidateBuilder:
         evaluation = self.evaluation
         recipe = f" ({spec.recipe})" if spec.recipe else ""
         described = f"{spec.engine} {spec.precision}{recipe}"
-        cached = FROM_CACHE if self.processes.is_cached(spec) else ""
-        self.progress(f"{spec.profile.name}: building {described}{cached}")
         began = time.monotonic()
         out.mkdir()
-        artifact = self.processes.build(spec, out, self.progress)
+        artifact = self.processes.cached(spec, out)
+        cached = FROM_CACHE if artifact else ""
+        self.progress(f"{spec.profile.name}: building {described}{cached}")
+        artifact = artifact or self.processes.build(spec, out, self.progress)
         build_s = time.monotonic() - began
         reference = evaluation.reference
         samples = len(reference.holdout)

@@ -13,9 +13,8 @@ from edgert.bundle.signal_rules import Sound
 from edgert.errors import CalibrationInvalid, ConfigInvalid, EngineFailed, SourceInvalid
 from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
-from edgert_deploy.packager.accuracy.detectors import are_in_cells, are_suppressed
+from edgert_deploy.packager.accuracy.detectors import are_in_cells, are_suppressed, confident_boxes, in_shares
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
-from edgert_deploy.packager.accuracy.judgement import within
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 from edgert_deploy.packager.builders import Artifact
@@ -201,13 +200,13 @@ def _check_boxes(rule: Detect | None, source: SourceModel, answers: Outputs) -> 
             f"output {rule.boxes!r} {list(boxes.shape[1:])} holds boxes after suppression, as of YOLOv10, YOLO26 and "
             f"RT-DETR: a box, a score and a class. {SUPPRESSED}"
         )
-    if are_in_cells(rule, boxes):
+    if not rule.scores and are_in_cells(rule, confident_boxes(rule, boxes)):
         raise ConfigInvalid(
             f"the boxes in output {rule.boxes!r} are not decoded: they are relative to the cells of a grid, as in YOLOX's "
             "default export. Export YOLOX with --decode_in_inference, or omit --postprocess, and let your app decode the "
             "output"
         )
-    if not rule.normalized and within(rows[:, :4]) and rows[:, :4].any():
+    if not rule.normalized and in_shares(rows[:, :4]):
         raise ConfigInvalid(
             f"the boxes in output {rule.boxes!r} are 0 to 1: shares of the image, not pixels. Give --postprocess a file with "
             f'the table [detect] and normalized = true (form = "{rule.form}"; objectness = true only if a value between '

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,8 @@ def labels_of(folder: Path, files: Sequence[Path], labelling: Labelling) -> Arra
     only in the table. The result is empty if there is no table and no file is in a subfolder. Raises
     CalibrationInvalid, for example if the labels are in a table of another name.
     """
-    path, has_table, class_names = folder / LABELS_TABLE, _has_table(folder), labelling.class_names
+    path, class_names = folder / LABELS_TABLE, labelling.class_names
+    has_table = os.path.lexists(path)
     if labelling.transcripts:
         texts = _of_files(path, files, read_transcripts(path)) if has_table else None
         return {} if texts is None else {TRANSCRIPTS: np.array(texts, np.str_)}
@@ -85,7 +87,7 @@ def labels_of_windows(
         timing: The times of the windows in a recording.
     """
     path = folder / LABELS_TABLE
-    if not _has_table(folder):
+    if not os.path.lexists(path):
         of_files = labels_of(folder, files, labelling)
         return {name: np.repeat(array, counts) for name, array in of_files.items()}
     whole, spans = read_label_spans(path, labelling.class_names)
@@ -102,18 +104,6 @@ def labels_of_windows(
         shows = np.flatnonzero(shared >= min(timing.length_s, span.end_s - span.begin_s) / 2)
         labels[first[span.file] + shows] = span.label
     return {LABELS: labels}
-
-
-def _has_table(folder: Path) -> bool:
-    """Return whether the folder has LABELS_TABLE. Raises CalibrationInvalid for a folder or a broken link."""
-    path = folder / LABELS_TABLE
-    if path.is_dir() or (path.is_symlink() and not path.exists()):
-        kind = "folder" if path.is_dir() else "link to nothing"
-        raise CalibrationInvalid(
-            f"{path} is a {kind}, but the table of labels must have this name: write a file with a line `file,label` for each "
-            f"sample, or rename the {kind}"
-        )
-    return path.is_file()
 
 
 def _of_files(path: Path, files: Sequence[Path], table: Mapping[str, T]) -> list[T]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -138,7 +139,7 @@ def read_npy_folder(
     """
     beside = {name: folder / f"{name}.npy" for name in more}
     stacked = {spec.name: folder / f"{stem(spec.name)}.npy" for spec in specs}
-    if all(path.is_file() for path in stacked.values()):
+    if all(map(os.path.lexists, stacked.values())):
         arrays = {spec.name: _mapped(stacked[spec.name], spec) for spec in specs}
     elif buckets is None:
         arrays = {spec.name: _one_by_one(spec, files) for spec, files in _files_of(folder, specs, beside)}
@@ -147,7 +148,9 @@ def read_npy_folder(
         check_size(folder, sum(path.stat().st_size for _, files in listed for path in files))
         rows = [[_read_item(spec, path) for path in files] for spec, files in listed]
         arrays = stack_all(str(folder), [spec for spec, _ in listed], rows, buckets)
-    return arrays | {name: _mapped(path) for name, path in beside.items() if name not in arrays and path.is_file()}
+    return arrays | {
+        name: _mapped(path) for name, path in beside.items() if name not in arrays and os.path.lexists(path)
+    }
 
 
 def stem(name: str) -> str:

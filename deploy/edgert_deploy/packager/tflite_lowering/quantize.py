@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.tflite_lowering.calibrate import Ranges
 from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
-from edgert_deploy.packager.tflite_lowering.writer import operator_code
+from edgert_deploy.packager.tflite_lowering.writer import FLOAT_MARK, operator_code
 
 # The releases of ai-edge-litert in which the private module was tested. Their results are identical.
 KNOWN_GOOD = "2.1.6, 2.2.0 and 2.3.0"
@@ -119,7 +119,7 @@ def _hidden(calibrated: bytes, is_float: Callable[[str], bool]) -> tuple[bytes, 
         code, kind = model.operatorCodes[operator.opcodeIndex], code_of(model, operator)
         if kind == schema.BuiltinOperator.CEIL:
             continue
-        if kind not in NEWER_THAN_DEVICES | SLOW_IN_INT8 | COMPARISONS and not is_float(name):
+        if kind not in NEWER_THAN_DEVICES | SLOW_IN_INT8 | COMPARISONS and not (FLOAT_MARK in name or is_float(name)):
             continue
         hidden[name] = (code, operator.builtinOptionsType, operator.builtinOptions)
         operator.opcodeIndex = len(model.operatorCodes)

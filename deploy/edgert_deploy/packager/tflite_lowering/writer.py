@@ -29,6 +29,8 @@ TENSOR_TYPES = {
 
 # The text between the name and the step, in the name of a tensor that exists once for each step of a sequence.
 STEP_MARK = "@step"
+# The end of the name of each tensor whose operator stays in float in an INT8 file.
+FLOAT_MARK = "@float"
 
 # The tables of options whose names do not follow from their operators' names.
 SHARED_OPTIONS = {

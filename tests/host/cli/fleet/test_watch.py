@@ -125,7 +125,8 @@ def test_a_device_without_a_report_is_marked_and_shows_no_version(broker: Broker
     assert "9.8.7" not in result.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("hang_ups_end")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_command_with_0_and_without_a_message(broker: Broker, number: signal.Signals) -> None:
     words = [sys.executable, "-m", "edgert_deploy.cli", "fleet", "watch", "--broker", broker.settings.address]
     words += ["--interval", "0.2s"]

@@ -133,14 +133,16 @@ def test_oriented_boxes_are_recognized_if_some_anchors_have_no_angle() -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 18])
-def test_boxes_in_shares_of_the_image_are_recognized_in_one_output_with_their_scores(classes: int) -> None:
-    """RT-DETR's `[N, 300, 4 + C]`. Earlier code took it for a map."""
-    reference = yolo(classes=classes, anchors=300).transpose(0, 2, 1)
-    reference[..., :4] /= 320
+@pytest.mark.parametrize("first", [False, True], ids=["anchors first", "channels first"])
+def test_boxes_in_shares_of_the_image_are_recognized_in_one_output_with_their_scores(first: bool, classes: int) -> None:
+    """RT-DETR's `[N, 300, 4 + C]`, and Ultralytics' TFLite files with `[N, 4 + C, A]`."""
+    reference = yolo(classes=classes, anchors=300)
+    reference[:, :4] /= 320
+    reference = reference if first else reference.transpose(0, 2, 1)
     (found,) = judged(reference, inputs=[(3, 320, 320)])
     assert (found.name, found.score([reference], [reference])) == ("boxes", 1.0)
     moved = reference.copy()
-    moved[..., :2] += 0.2
+    (moved[:, :2] if first else moved[..., :2])[:] += 0.2
     assert found.score([moved], [reference]) < 0.2
     mask = np.zeros((6, 400, 40), np.float32)  # a tall image
     mask[:, 100:300, 10:] = 0.9

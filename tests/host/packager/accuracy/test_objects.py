@@ -21,7 +21,7 @@ def judged(arrays: list[Array]) -> Judgement:
 
 
 def yolo_with_extras(kind: str, images: int = 4) -> list[Array]:
-    """Make the outputs of YOLO with masks (also in YOLOv5's form) or with 17 key points."""
+    """Make the outputs of YOLO with masks (also in YOLOv5's form, and in shares of the image) or with key points."""
     anchors, classes = 2100, 1 if kind == "points" else 2
     scores = RANDOM.uniform(0, 0.02, (images, classes, anchors))
     scores[:, 0, ::700] = 0.8
@@ -34,12 +34,14 @@ def yolo_with_extras(kind: str, images: int = 4) -> list[Array]:
         return [np.concatenate([boxes, points.reshape(images, -1, anchors)], 1).astype(np.float32)]
     masks, factors = RANDOM.normal(0, 1, (images, 32, 80, 80)), RANDOM.normal(0, 1, (images, 32, anchors))
     rows = np.concatenate([boxes, factors], 1).astype(np.float32)
+    if kind == "masks in shares":
+        rows[:, :4] /= 320
     if kind == "masks and objectness":
         rows = np.insert(rows, 4, 1.0, axis=1).transpose(0, 2, 1)
     return [rows, masks.astype(np.float32)]
 
 
-@pytest.mark.parametrize("kind", ["masks", "masks and objectness", "points"])
+@pytest.mark.parametrize("kind", ["masks", "masks and objectness", "masks in shares", "points"])
 def test_masks_and_points_of_a_detector_are_judged_for_its_objects_only(kind: str) -> None:
     reference = yolo_with_extras(kind)
     found = judged(reference)

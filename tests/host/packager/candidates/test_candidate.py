@@ -34,6 +34,22 @@ def test_an_artifact_that_several_targets_share_is_built_once(
         assert [target.artifacts for target in bundle.manifest.targets][:2] == [("onnxruntime-int8",)] * 2
 
 
+def test_an_artifact_whose_cached_files_are_damaged_is_not_reported_as_taken_from_the_cache(tmp_path: Path) -> None:
+    source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))
+    samples = CalibrationSet({"x": models.random(16, 4)}, None)
+    evaluation = evaluate_source(BuildRequest(source, samples, samples, (profile("one"),), "m", allow_overlap=True))
+    cache, said = FileCache(tmp_path / "cache"), []
+    for number, damage in enumerate((False, False, True)):
+        if damage:
+            next(cache.folder.glob("*/*.onnx")).write_bytes(b"")
+        work = tmp_path / str(number)
+        work.mkdir()
+        lines: list[str] = []
+        CandidateBuilder(evaluation, cache, work, lines.append).build(BuildSpec("onnxruntime", "fp32", profile("one")))
+        said.append(any("taken from the build cache" in line for line in lines))
+    assert said == [False, True, False]
+
+
 def test_a_build_that_failed_for_one_target_fails_again_for_the_next(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     source = load_source(models.write(models.mlp(), tmp_path / "m.onnx"))

@@ -190,6 +190,11 @@ def test_stacked_npy_files_are_samples(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", GOOD.astype(np.float64))
     with pytest.raises(CalibrationInvalid, match="float64"):
         load_samples(tmp_path, SOURCE, at_least=10)
+    np.save(tmp_path / "x.npy", GOOD)
+    (tmp_path / "labels.npy").unlink()
+    os.mkfifo(tmp_path / "labels.npy")
+    with pytest.raises(CalibrationInvalid, match=r"labels\.npy is a named pipe"):
+        load_samples(tmp_path, SOURCE, at_least=10)
 
 
 def test_npy_files_with_one_sample_each_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:

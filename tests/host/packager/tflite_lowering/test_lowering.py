@@ -131,6 +131,13 @@ def test_all_unsupported_parts_are_listed_at_once() -> None:
             {"r": np.array([0, 0, 1, 1], np.float32), "t": ints(5, 8)},
             "'tf_crop_and_resize' are not supported, only half_pixel.*cut with Slice",
         ),
+        (
+            'y = GridSample<mode="bicubic">(x, g)',
+            {**IMAGE, "g": (5, 6, 2)},
+            {},
+            "'bicubic' .*use images, mode 'linear'",
+        ),
+        ("y = DFT<axis=0>(x)", {"x": (8, 2)}, {}, "it transforms the batch"),
         ('y = Resize<keep_aspect_ratio_policy="not_larger", axes=[2,3]>(x, , , t)', IMAGE, {"t": ints(5, 8)}, "policy"),
         ("c = Cast<to=11>(x) s = Sin(c) y = Cast<to=1>(s)", IMAGE, {}, "float64"),
         ("n = NonZero(x) c = Cast<to=1>(n) y = Relu(c)", IMAGE, {}, "NonZero"),

@@ -111,6 +111,15 @@ def test_operators_that_stay_float_are_given_floats(op: str) -> None:
     assert sqnr_db(wanted, got) >= (15 if op in ("Floor", "Sign") else SQNR_DB_MIN)  # half a step becomes a whole step
 
 
+def test_the_positions_of_samples_stay_float() -> None:
+    case = Case("grid", "t = Tanh(g) y = GridSample(x, t)", {**IMAGE, "g": (5, 6, 2)}, opset=16)
+    content, inputs = quantized(case), inputs_of(case, 4, seed=1000)
+    details = Interpreter(model_content=content).get_tensor_details()
+    assert {detail["dtype"] for detail in details if "_minimum" in detail["name"]} == {np.float32}
+    (wanted,), (got,) = run_onnx(model_of(case), inputs), run_tflite(content, inputs)
+    assert sqnr_db(wanted, got) >= 20  # the results of Tanh have 8 bits
+
+
 @pytest.mark.parametrize("op", ["Log", "Sqrt"])
 def test_operators_whose_int8_form_older_runtimes_lack_stay_float(op: str) -> None:
     case = Case("older", f"e = Exp(x) f = {op}(e) g = {op}(x) y = Add(f, g)", FEATURES, positive=True)

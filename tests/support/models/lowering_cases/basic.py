@@ -20,6 +20,17 @@ CASES = [
     Case("matmul batched constant", "y = MatMul(x, w)", {"x": (2, 5, 8)}, {"w": random(2, 8, 3)}),
     Case("matmul computed", "y = MatMul(x, t)", {"x": (5, 8), "t": (8, 4)}),
     Case("attention scores", "t = Transpose<perm=[0,1,3,2]>(x) y = MatMul(x, t)", {"x": (2, 5, 8)}),
+    # Fourier transforms
+    *(
+        Case(f"dft {options} of {item}", f"y = DFT<{options}>({inputs})", {"x": item}, {"n": np.array(length)})
+        for options, inputs, item, length in [
+            ("axis=1", "x", (16, 1), 0),
+            ("axis=1, onesided=1", "x, n", (16, 1), 20),
+            ("axis=1", "x, n", (16, 1), 11),
+            ("axis=2", "x", (3, 15, 2), 0),
+            ("axis=-2, inverse=1", "x", (3, 16, 2), 0),
+        ]
+    ),
     # unary
     *(
         Case(op.lower(), f"y = {op}(x)", IMAGE)

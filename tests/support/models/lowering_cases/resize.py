@@ -1,10 +1,10 @@
-"""Resize, Upsample and Pad."""
+"""Resize, Upsample, GridSample and Pad."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.support.models.tflite_cases import FEATURES, IMAGE, SIGNAL, Case, ints, random
+from tests.support.models.tflite_cases import FEATURES, IMAGE, ITEM_NUMBERS, NUMBERS, SIGNAL, Case, ints, random
 
 CASES = [
     # padding
@@ -139,4 +139,23 @@ CASES = [
         for mode, factor in [("nearest", 2), ("nearest", 0.6), ("linear", 1.7)]
     ),
     Case("upsample", "y = Upsample(x, s)", IMAGE, {"s": np.array([1, 1, 2, 2], np.float32)}, opset=9),
+    # sampling at computed positions
+    *(
+        Case(
+            f"grid sample {mode} {padding} {corners}",
+            f'y = GridSample<mode="{mode}", padding_mode="{padding}", align_corners={corners}>(x, g)',
+            {"x": (4, 7, 9), "g": (5, 6, 2)},
+            opset=16,
+        )
+        for mode in ("bilinear", "nearest")
+        for padding in ("zeros", "border")
+        for corners in (0, 1)
+    ),
+    Case(
+        "grid sample constant",
+        f"{ITEM_NUMBERS} b = Unsqueeze(l, zero1) t = Concat<axis=0>(b, rest) e = Expand(g, t) y = GridSample(x, e)",
+        {"x": (4, 1, 1)},
+        {**NUMBERS, "zero1": ints(0), "rest": ints(5, 6, 2), "g": random(1, 5, 6, 2)},
+        opset=16,
+    ),
 ]

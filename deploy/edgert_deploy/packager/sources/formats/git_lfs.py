@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from edgert.toml_file import pipe_problem
+
 BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def pointer_problem(path: Path) -> str:
     """Return a message if `path` is a Git LFS pointer, a pipe or a device; otherwise an empty text."""
-    if not path.is_file():  # opening a pipe would block, and a device may be endless
-        is_special = path.exists() and not path.is_dir()
-        return f"{path} is a named pipe or a device: use a regular file instead" if is_special else ""
+    if problem := pipe_problem(path):  # opening a pipe would block, and a device may be endless
+        return problem
     with suppress(OSError), path.open("rb") as file:
         if file.read(len(BEGINNING)) == BEGINNING:
             return f"{path} is a Git LFS pointer, not the file itself: run git lfs pull in its folder"

@@ -7,7 +7,7 @@ from importlib import import_module
 from edgert_deploy.packager.tflite_lowering.op import Op
 
 FAMILIES = (
-    "activation arithmetic convolution einsum elementwise indexing matrix movement normalization ordering padding "
+    "activation arithmetic convolution einsum elementwise grid indexing matrix movement normalization ordering padding "
     "pooling recurrent reduction resize transposed"
 )
 OPS: dict[str, Op] = {

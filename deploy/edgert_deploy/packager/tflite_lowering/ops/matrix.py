@@ -1,7 +1,8 @@
-"""Gemm and MatMul. A constant matrix becomes FULLY_CONNECTED, which has the fast INT8 kernel."""
+"""Gemm, MatMul and DFT. A constant matrix becomes FULLY_CONNECTED, which has the fast INT8 kernel."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value
+from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, Value, require_fixed
+
+WAVES_MAX = 20_000_000  # the weights of a Fourier transform: 80 MB
 
 
 def gemm(lowering: Lowering, node: Node) -> None:
@@ -60,6 +63,32 @@ def matmul(lowering: Lowering, node: Node) -> None:
         lowering.result(node, _general(lowering, node))
 
 
+def dft(lowering: Lowering, node: Node) -> None:
+    """Multiply the signal, with its real and imaginary parts, by the matrix of its Fourier transform."""
+    _check_dtype(lowering, node)
+    x, shape = lowering.read(node), lowering.shape(node.outputs[0])
+    axis = node.axis(shape.rank, default=1 if lowering.graph.opset < 20 else -2)
+    if node.input(2):
+        axis = int(lowering.value(node.inputs[2], "the axis")) % shape.rank
+    require_fixed(x.shape, [axis], "it transforms the batch")
+    given, wanted = ((one.dims[axis], one.dims[-1]) for one in (x.shape, shape))
+    weights = math.prod((*given, *wanted))
+    if weights > WAVES_MAX:
+        raise Unsupported(f"its matrix would have {weights} weights, at most {WAVES_MAX}; export shorter frames")
+    length = next(iter(lowering.integers(node, "dft_length", 1) or ()), None)
+    signals = np.eye(math.prod(given)).reshape(-1, *given) @ np.array([1, 1j])[: given[1]]
+    backward = np.fft.ifft if wanted[1] == 2 else np.fft.irfft
+    spectra = (backward if node.attributes.get("inverse", 0) else np.fft.fft)(signals, length)[:, : wanted[0]]
+    matrix = np.stack([spectra.real, spectra.imag], axis=-1)[..., : wanted[1]].reshape(len(signals), -1)
+    last = shape.rank - 1
+    order = [*(i for i in range(last) if i != axis), axis, last]
+    x = x.transposed(order)
+    rows = x.shape.reduced([last], keep=False).with_length(last - 1, math.prod(given))
+    product = x.reshaped(rows).times_weights(matrix.T)
+    spectrum = product.reshaped(x.shape.with_lengths({last - 1: wanted[0], last: wanted[1]}))
+    lowering.result(node, spectrum.transposed(np.argsort(order).tolist()))
+
+
 def _general(lowering: Lowering, node: Node) -> Value:
     """Write BATCH_MATMUL. Both operands get the same rank, at least two."""
     left, right = lowering.read(node, 0), lowering.read(node, 1)
@@ -89,4 +118,4 @@ def _matrix(lowering: Lowering, node: Node, index: int, attribute: str) -> Value
     return matrix.transposed((1, 0)) if node.attributes.get(attribute, 0) else matrix
 
 
-OPS = {"Gemm": Op(gemm, clamps=True), "MatMul": Op(matmul, clamps=True)}
+OPS = {"DFT": Op(dft), "Gemm": Op(gemm, clamps=True), "MatMul": Op(matmul, clamps=True)}
