@@ -266,6 +266,11 @@ def check_gate(choices: Sequence[Choice], source: SourceModel) -> None:
     if in_fp32:
         engine = in_fp32[0].artifact.engine
         advice = f"{engine} fails in FP32 too, so this engine computes the model wrongly: remove {engine} from the profile's engines"
+        if source.quantized:  # FP32 artifacts do not quantize activations
+            advice = (
+                f"{engine} fails in FP32 too, because the answers of {source.path.name} depend on its quantized activations: "
+                f"build from the float model, or remove {engine} from the profile's engines"
+            )
     raise AccuracyTooLow(f"{'; '.join(parts)}; the largest allowed drop is {allowed}. No bundle was written. {advice}")
 
 
