@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.zoo.runners import Sample
 from edgert_deploy.packager.processes.vendor_output import working_in
 
@@ -88,18 +90,30 @@ class _Reader:
 def ai_edge_static(model: Path, samples: Sequence[Sample], folder: Path) -> Path:
     from ai_edge_quantizer import quantizer, recipe
 
-    one = quantizer.Quantizer(str(model), recipe.static_wi8_ai8())
+    one = quantizer.Quantizer(str(_current(model, folder)), recipe.static_wi8_ai8())
     calibration = {
         "serving_default": [dict(zip(_arguments(model), sample.values(), strict=True)) for sample in samples]
     }
-    return _exported(one.quantize(one.calibrate(calibration)), folder / "ai-edge-static.tflite")
+    return exported(one.quantize(one.calibrate(calibration)), folder / "ai-edge-static.tflite")
 
 
 def ai_edge_dynamic(model: Path, samples: Sequence[Sample], folder: Path) -> Path:
     from ai_edge_quantizer import quantizer, recipe
 
-    one = quantizer.Quantizer(str(model), recipe.dynamic_wi8_afp32())
-    return _exported(one.quantize(), folder / "ai-edge-dynamic.tflite")
+    one = quantizer.Quantizer(str(_current(model, folder)), recipe.dynamic_wi8_afp32())
+    return exported(one.quantize(), folder / "ai-edge-dynamic.tflite")
+
+
+def _current(model: Path, folder: Path) -> Path:
+    """Copy the model with each operator's code in the current field: the quantizer ignores that of older converters."""
+    from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
+
+    content = unpacked(model.read_bytes())
+    for code in content.operatorCodes:
+        code.builtinCode = max(code.builtinCode, code.deprecatedBuiltinCode)
+    out = folder / "current.tflite"
+    out.write_bytes(packed(content))
+    return out
 
 
 def _arguments(model: Path) -> list[str]:
@@ -109,8 +123,16 @@ def _arguments(model: Path) -> list[str]:
     return next(iter(signatures.values()))["inputs"] if signatures else []
 
 
-def _exported(result: Any, out: Path) -> Path:
+def exported(result: Any, out: Path) -> Path:
+    """Write the result of AI Edge Quantizer to `out`. Raises ValueError if it has no INT8 tensor.
+
+    The quantizer leaves a file with FP16 weights in float without a word.
+    """
+    from ai_edge_litert.interpreter import Interpreter
+
     result.export_model(str(out), overwrite=True)
+    if not any(tensor["dtype"] is np.int8 for tensor in Interpreter(str(out)).get_tensor_details()):
+        raise ValueError("the quantizer left the whole model in float")
     return out
 
 

@@ -55,6 +55,15 @@ def test_an_artifact_that_lost_too_much_accuracy_fails_the_build_and_is_named(
     assert "Use calibration samples" in caught.value.message
     with pytest.raises(AccuracyTooLow, match=r"keeps the quantization of .*: build from the float model"):
         check_gate(choices, replace(build_request.source, quantized=True))
+    (nearest,) = choices[0].packed
+    in_fp32 = replace(nearest, artifact=replace(nearest.artifact, precision="fp32"))
+    failed = [replace(choices[0], tried=(nearest, in_fp32))]
+    with pytest.raises(AccuracyTooLow, match=r"fails in FP32 too, so this engine computes the model wrongly"):
+        check_gate(failed, build_request.source)
+    with pytest.raises(
+        AccuracyTooLow, match=r"FP32 too, because the answers of .* depend on its quantized activations"
+    ):
+        check_gate(failed, replace(build_request.source, quantized=True))
 
 
 def test_the_error_about_an_operator_names_the_target_that_does_not_support_it(

@@ -17,6 +17,7 @@ pytest.importorskip("onnxruntime")
 from bench.zoo import data, scores, table
 from bench.zoo.__main__ import main
 from bench.zoo.runners import RUNS, answers, samples_of
+from bench.zoo.vendors import exported
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert_deploy.common.file_cache import FileCache
@@ -25,6 +26,8 @@ from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.source_model import load_source
+from edgert_deploy.packager.tflite_lowering import lower
+from tests.support import models
 from tests.support.packs import candidates_of, pack
 from tests.support.profiles import profile
 
@@ -137,6 +140,23 @@ def test_the_tables_list_a_model_once_and_the_first_reason_why_int8_was_not_pack
         "scored 0.875 |",
         "slower |",
     ]
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A result of AI Edge Quantizer."""
+
+    content: bytes
+
+    def export_model(self, path: str, overwrite: bool) -> None:
+        Path(path).write_bytes(self.content)
+
+
+def test_a_vendors_artifact_that_stayed_in_float_is_no_int8_result(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    content = lower(models.model("float[1,4] x) => (float[1,4] y", "y = Relu (x)"))
+    with pytest.raises(ValueError, match="left the whole model in float"):
+        exported(Exporter(content), tmp_path / "m.tflite")
 
 
 def test_a_list_with_an_unknown_name_is_refused_with_the_known_names(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _check_spec(spec: BuildSpec, source: SourceModel) -> None:
     if source.tflite and source.quantized and spec.precision != "int8":
         raise BuildFailed(
             f"{source.path.name} is quantized, so it holds no {spec.precision} weights: "
-            "build it with --precision int8, or give the float model"
+            "build it with --precision int8 and without --with-reference, or give the float model"
         )
     if spec.recipe == DYNAMIC_RANGE and OLD_RUNTIME_MACHINE in spec.profile.machines:
         raise BuildFailed(

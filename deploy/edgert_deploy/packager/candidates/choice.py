@@ -266,6 +266,11 @@ def check_gate(choices: Sequence[Choice], source: SourceModel) -> None:
     if in_fp32:
         engine = in_fp32[0].artifact.engine
         advice = f"{engine} fails in FP32 too, so this engine computes the model wrongly: remove {engine} from the profile's engines"
+        if source.quantized:  # FP32 artifacts do not quantize activations
+            advice = (
+                f"{engine} fails in FP32 too, because the answers of {source.path.name} depend on its quantized activations: "
+                f"build from the float model, or remove {engine} from the profile's engines"
+            )
     raise AccuracyTooLow(f"{'; '.join(parts)}; the largest allowed drop is {allowed}. No bundle was written. {advice}")
 
 
@@ -337,7 +342,7 @@ class _EngineBuild:
         builder, target = self.findings.builder, self.findings.target
         best, others = best_recipe(builder, spec, target.recipe, self.findings.not_built)
         yield from (best, *others)
-        if not best.passed and not self.budget.spent:
+        if not best.passed and not self.budget.is_off:
             found = self._with_float_layers(best)
             if found is not None:
                 best = found
@@ -352,6 +357,13 @@ class _EngineBuild:
     def _with_float_layers(self, plain: Candidate) -> Candidate | None:
         """Return the candidate with the fewest layers in float that passes; warn of the outcome."""
         findings, share_min = self.findings, WORTH_SHARE_MIN if self.findings.target.is_auto else 0.0
+        if self.budget.spent and not findings.builder.evaluation.source.quantized:
+            findings.warn(
+                f"{findings.name}: {self.engine} INT8 does not pass, and earlier searches spent the budget, so there was no "
+                f"search for layers in float in {self.engine}. Repeat the build to continue, or give a larger --budget"
+            )
+        if self.budget.spent:
+            return None
         try:
             search = search_float_layers(findings.builder, plain, self.budget, share_min)
         except CANNOT_BE_BUILT as error:  # the plain candidate in INT8 remains

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgert.durable import replace_file
 from edgert.errors import BuildFailed, EngineFailed
@@ -30,6 +30,10 @@ class Budget:
     """The number of artifacts that all searches of a build may build together."""
 
     builds: int
+    is_off: bool = field(init=False)  # the user turned the searches off
+
+    def __post_init__(self) -> None:
+        self.is_off = self.spent
 
     @property
     def spent(self) -> bool:

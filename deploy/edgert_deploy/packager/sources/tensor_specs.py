@@ -151,19 +151,20 @@ def _check_open_axes(values: Sequence[Any], open_axes: Collection[tuple[str, int
             f"{' '.join(options)}"
         )
     numbers = [value.name for value in values if not value.type.tensor_type.shape.dim]
-    options += [f"--input {name}=1" for name in numbers]
+    options += [f"--input {name}=NUMBER" for name in numbers]  # a number to copy would be built in silently
     also = f"Without axes, an input is one number for a whole batch: {_names(numbers)}. " if numbers else ""
     buckets = f"or some lengths: --buckets {keys[0]}" if len(set(keys)) == 1 else "or keep one open with --buckets"
     raise SourceInvalid(
         f"{_joined(found)} {are} open; only the batch axis may be open. "
-        f"{also}Give {'its length' if len(keys) == 1 else 'the lengths'}: {' '.join(options)}, {buckets}"
+        f"{also}Give {'its length' if len(keys) == 1 else 'the lengths'}{' and this NUMBER' if numbers else ''}: "
+        f"{' '.join(options)}, {buckets}"
     )
 
 
 def _shape(name: str, dims: Any) -> tuple[int, ...]:
     if not dims:
         raise SourceInvalid(
-            f"input {name!r} has no axes, so it is one number for a whole batch: give its value, as --input {name}=1, "
+            f"input {name!r} has no axes, so it is one number for a whole batch: give it as --input {name}=NUMBER, "
             "and it becomes a constant of the model; or export the model with one value per sample, [N, 1]"
         )
     if len(dims) > MAX_RANK:

@@ -143,6 +143,19 @@ def test_a_search_that_fails_is_reported_and_the_int8_artifact_stays(
     assert [(one.is_int8, one.passed) for one in choice.packed] == [(True, False)]
 
 
+def test_an_engine_without_a_search_because_the_budget_is_spent_is_reported(
+    build_request: BuildRequest, tmp_path: Path
+) -> None:
+    builder = a_builder(build_request, tmp_path / "work", [])
+    (target,) = target_requests(replace(build_request, engines="first"))
+    assert choose(builder, target, Budget(0)).warnings == ()  # the user turned the search off
+    budget = Budget(1)
+    budget.builds -= 1
+    (warning,) = choose(builder, target, budget).warnings
+    assert warning.startswith("box: onnxruntime INT8 does not pass, and earlier searches spent the budget")
+    assert warning.endswith("Repeat the build to continue, or give a larger --budget")
+
+
 def test_a_search_in_a_tflite_model_is_refused_with_the_next_step() -> None:
     source = SourceModel(Path("m.tflite"), None, "0" * 64, 1, (), (), kind="tflite")
     builder: Any = SimpleNamespace(evaluation=SimpleNamespace(source=source))

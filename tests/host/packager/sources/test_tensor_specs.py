@@ -65,7 +65,7 @@ def test_names_and_datatypes_and_sizes_outside_the_limits_are_refused() -> None:
 @pytest.mark.parametrize(
     ("signature", "reason"),
     [
-        ("float x", "--input x=1"),
+        ("float x", "--input x=NUMBER"),
         ("float[1,1,1,1,1,1,1,1,1] x", "9 axes; an input has at most"),
         ("float[3,8,8,3] x", "for images, give other lengths as .*export the model with the batch as axis 0"),
         ("float[N,L] x", "axis 1 of input 'x' .* is open.*--buckets"),
@@ -83,8 +83,8 @@ def test_all_open_axes_of_all_inputs_are_named_at_once_with_the_options_that_set
     assert refusal.value.message == (
         "axes 2 and 3 of input 'image' [N, 3, height, W], axis 1 of input 'ids' [N, tokens], axis 1 of input 'mask' [N, tokens] "
         "and axis 1 of input 'x' [N, ?] are open; only the batch axis may be open. Without axes, an input is one number for a "
-        "whole batch: 'rate'. Give the lengths: --input image=1,3,HEIGHT,W --input ids=1,TOKENS --input x=1,LENGTH1 "
-        "--input rate=1, or keep one open with --buckets"
+        "whole batch: 'rate'. Give the lengths and this NUMBER: --input image=1,3,HEIGHT,W --input ids=1,TOKENS "
+        "--input x=1,LENGTH1 --input rate=NUMBER, or keep one open with --buckets"
     )
 
 
