@@ -86,7 +86,8 @@ class Result:
         """Return one line for a message: the command, its exit code, the end of its output."""
         output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
         words = shlex.join(word for word in self.argv if "\n" not in word)  # omit scripts, which tell a user nothing
-        return f"`{words[:200]}` exited with {self.exit_code}: {output or 'no output'}"
+        end = f"exited with {self.exit_code}" if self.exit_code >= 0 else "was killed"
+        return f"`{words[:200]}` {end}: {output or 'no output'}"
 
 
 Run = Callable[[Sequence[str], float], Result]  # a command and its time limit in seconds

@@ -88,6 +88,7 @@ def test_a_complaint_names_the_words_of_a_command_and_not_its_script() -> None:
     assert Result(words, 1, "", "mkdir: Read-only file system\n").complaint() == (
         "`sh -c sh '/a folder'` exited with 1: mkdir: Read-only file system"
     )
+    assert Result(("pip", "install"), -1, "", "").complaint() == "`pip install` was killed: no output"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")

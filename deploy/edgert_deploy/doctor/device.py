@@ -19,7 +19,13 @@ from edgert_deploy.devices.inventory import Device, SshAddress
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.devices.remote import RemoteDaemon, script_path
 from edgert_deploy.devices.service import serves
-from edgert_deploy.devices.transports import JumpKeyMismatch, SshLoginRefused, Transport, open_transport
+from edgert_deploy.devices.transports import (
+    CommandNotStarted,
+    JumpKeyMismatch,
+    SshLoginRefused,
+    Transport,
+    open_transport,
+)
 from edgert_deploy.doctor import Finding, Report
 
 LOOK_S_MAX = 30.0
@@ -121,6 +127,8 @@ def _connection(report: _Report) -> MachineFacts | None:
         report.fail("reachable", error.message, next_step, error.exit_code)
     except ConfigInvalid as error:
         report.fail("login", error.message, f"edgert device set {name} --identity FILE", error.exit_code)
+    except CommandNotStarted as error:
+        report.fail("system", error.message.removesuffix(f". {error.next_step}"), error.next_step, error.exit_code)
     except DeviceError as error:
         report.fail("system", error.message, "EdgeRT runs on Linux with a shell and glibc", error.exit_code)
     else:

@@ -241,10 +241,11 @@ def test_a_command_does_not_get_the_variables_that_a_login_sets_for_other_python
 @pytest.mark.parametrize(
     ("sudo", "said"),
     [
-        ("echo 'sudo: a password is required' >&2; exit 1", "a password is required"),
-        ("echo 'Sorry, user pi is not allowed to execute this' >&2; exit 1", "Sorry, user pi"),
+        ("echo 'sudo: a password is required' >&2; exit 1", "a password is required.*NOPASSWD"),
+        ("echo 'sudo: sorry, you must have a tty to run sudo' >&2; exit 1", "a tty .*!requiretty"),
+        ("echo 'Sorry, user pi is not allowed to execute this' >&2; exit 1", "Sorry, user pi.*NOPASSWD"),
         ("echo 'sudo: unable to resolve host board' >&2; umask 077; shift 2; exec \"$@\"", ""),
-        ("", "sudo: not found"),
+        ("", "sudo: not found.*Install sudo"),
     ],
 )
 def test_messages_of_sudo_are_distinguished_from_messages_of_its_command(sudo: str, said: str, tmp_path: Path) -> None:
@@ -260,12 +261,15 @@ def test_messages_of_sudo_are_distinguished_from_messages_of_its_command(sudo: s
         device = replace(server.device(), become="sudo")
         with contextlib.closing(SshTransport(device)) as transport:
             if said:
-                with pytest.raises(DeviceError, match=f"board: sudo did not run the command: .*{said}.*NOPASSWD"):
+                with pytest.raises(DeviceError, match=f"board: sudo did not run the command: .*{said}"):
                     transport.run(["cat"], WAIT_S_MAX)
                 return
             assert transport.run(["cat"], WAIT_S_MAX, input=b"in").stdout == "in"
             done = transport.run(["sh", "-c", "umask; echo err >&2; exit 1"], WAIT_S_MAX)
             assert (done.exit_code, done.stdout) == (1, "0022\n")
+            # sudo's secure_path, or the PATH of a user, may lack the folders of useradd.
+            path = transport.run(["sh", "-c", 'echo "$PATH"'], WAIT_S_MAX).stdout.strip().split(":")
+            assert {"/usr/sbin", "/sbin"} <= set(path)
             assert transport.run(["no-such-program-7"], WAIT_S_MAX).exit_code == 127
 
 

@@ -24,7 +24,7 @@ from edgert_deploy.doctor import FAIL, OK, WARN
 from edgert_deploy.doctor import device as device_checks
 from edgert_deploy.doctor.device import check_device, clock_skew_s, crontab_line
 from hil.support.keys import new_ssh_key
-from hil.support.sshd import SshDevice
+from hil.support.sshd import SshDevice, running_sshd
 from tests.support import devices
 from tests.support.devices import a_device, wait_until
 from tests.support.findings import levels, text_of
@@ -45,6 +45,17 @@ def test_a_complete_device_passes_all_checks(inventory: Inventory, daemon: devic
     checks = {finding.check for finding in found}
     assert checks >= {"reachable", "python", "glibc", "memory", "clock", "disk", "installed", "daemon", "socket"}
     assert checks >= {"engine", "keys", "telemetry", "model"}
+
+
+def test_a_sudo_that_asks_for_a_password_gets_its_own_next_step(inventory: Inventory, tmp_path: Path) -> None:
+    sudo = tmp_path / "bin" / "sudo"
+    sudo.parent.mkdir()
+    sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2; exit 1\n")
+    sudo.chmod(0o755)
+    with running_sshd(tmp_path / "sshd", path=f"{sudo.parent}:/usr/bin:/bin") as server:
+        (found,) = check_device(replace(server.device(), become="sudo"), {})
+    assert found.text.endswith("a password is required (exit code 1)")
+    assert found.next_step.startswith("Allow this user sudo without a password")
 
 
 @pytest.mark.parametrize(

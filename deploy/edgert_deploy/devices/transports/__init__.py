@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from edgert.environment import Result as Result  # the result of a command, for every transport
-from edgert.errors import HostKeyMismatch, LoginRefused
+from edgert.errors import DeviceError, HostKeyMismatch, LoginRefused
 
 if TYPE_CHECKING:
     from edgert_deploy.devices.inventory import Device, SshAddress
@@ -82,6 +82,14 @@ class SshLoginRefused(LoginRefused):
         super().__init__(message, retry_after_s=retry_after_s)
         self.next_step = next_step
         self.key_missing_at = key_missing_at
+
+
+class CommandNotStarted(DeviceError):
+    """Sudo or the login shell did not run a command. `next_step` is the last sentence of the message."""
+
+    def __init__(self, message: str, next_step: str) -> None:
+        super().__init__(f"{message}. {next_step}")
+        self.next_step = next_step
 
 
 LineSink = Callable[[str], None]

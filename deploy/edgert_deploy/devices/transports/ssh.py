@@ -37,6 +37,7 @@ from edgert_deploy.devices.transports import (
     OTHER_BYTES,
     OUTPUT_BYTES_MAX,
     PLAIN,
+    CommandNotStarted,
     LineBuffer,
     LineSink,
     PutOptions,
@@ -58,10 +59,17 @@ _SAID_CHARS_MAX = 300
 _BEGIN = "edgert-command-begins"
 # A login may set these variables, as ROS does. Then the Python of EdgeRT's environment would import other packages.
 _CLEAN = "umask 022; unset PYTHONHOME PYTHONPATH"
-_AS_ROOT = ("sh", "-c", f'{_CLEAN}; echo {_BEGIN}; exec "$@"', "sh")  # sudo may have its own umask and variables
+# Sudo may have its own umask, its own variables, and a secure_path without useradd.
+_AS_ROOT = ("sh", "-c", f'{_CLEAN}; export PATH="$PATH:/usr/sbin:/sbin"; echo {_BEGIN}; exec "$@"', "sh")
 LINE_BYTES_MAX = 8000  # the limit for a command's line: dropbear closes the connection at 9000
 _LINE_FROM_INPUT = ("sh", "-c", 'line=$(cat); exec sh -c "$line" </dev/null')
 SUDO = ("sudo", "-n", "--")  # with -n, sudo fails if it needs a password
+# A part of sudo's message -> the change that it needs.
+_SUDO_STEPS = {
+    "tty": "Let this user run sudo without a terminal (visudo: Defaults:NAME !requiretty)",
+    "not found": "Install sudo there",
+    "": "Allow this user sudo without a password (visudo: NAME ALL=(ALL) NOPASSWD: ALL)",
+}
 HASH_S_MAX = 600.0
 _STEP_S_MAX = 30.0  # the limit of one step of an upload that sends no bytes
 _NOTICE_S = 0.5
@@ -172,17 +180,19 @@ class SshTransport:
         channel.exec_command(line)
         return channel
 
-    def _start_error(self, printed: str, exit_code: int) -> DeviceError:
+    def _start_error(self, printed: str, exit_code: int) -> CommandNotStarted:
         """Return the error for a command that did not start, because sudo or the login shell did not run it."""
-        end = f"{printed or 'no output'} (exit code {exit_code})"
+        name, end = self.device.name, f"{printed or 'no output'} (exit code {exit_code})"
         if self.device.become:
-            return DeviceError(
-                f"{self.device.name}: sudo did not run the command: {end}. Allow this user sudo without a password (visudo: "
-                "NAME ALL=(ALL) NOPASSWD: ALL), log in as root, or add the device without --sudo"
+            step = next(step for part, step in _SUDO_STEPS.items() if part in printed)
+            return CommandNotStarted(
+                f"{name}: sudo did not run the command: {end}",
+                f"{step}, log in as root, or add the device without --sudo",
             )
-        return DeviceError(
-            f"{self.device.name}: the login shell did not run EdgeRT's command: {end}. Log in as another user, or check "
-            "on the device this user's shell, ForceCommand in sshd_config, and command= in authorized_keys"
+        return CommandNotStarted(
+            f"{name}: the login shell did not run EdgeRT's command: {end}",
+            "Log in as another user, or check on the device this user's shell, ForceCommand in sshd_config, and command= in "
+            "authorized_keys",
         )
 
     def _session(self) -> Any:

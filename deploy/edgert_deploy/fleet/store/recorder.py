@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from edgert.telemetry.messages import PAYLOAD_BYTES_MAX, HistMessage, MetricsMessage, Scalar, Topic
 from edgert.telemetry.mqtt import HANDED_MAX
 from edgert_deploy.fleet.listener import FleetListener
-from edgert_deploy.fleet.reports import EventMessage, storable
+from edgert_deploy.fleet.reports import EventMessage, Report, storable
 from edgert_deploy.fleet.store.batch import Batch, Origin
 from edgert_deploy.fleet.store.database import StoreFailed
 from edgert_deploy.fleet.store.retention import Retention
@@ -18,6 +18,7 @@ from edgert_deploy.fleet.store.store import Store
 REMOVED = "removed"  # the status of a device that was uninstalled or forgotten
 WAITING_MAX = 50_000
 PRUNE_EVERY_S = 600.0
+TRUSTED_MS_MAX = 86_400_000  # the age of rows counts from at most this long after the newest report
 # A device may enlarge its payloads with fields. All messages that a session may deliver fit into this size.
 WAITING_BYTES_MAX = HANDED_MAX * PAYLOAD_BYTES_MAX
 
@@ -29,7 +30,13 @@ class Recorder(FleetListener):
     limits, the recorder drops and counts new messages.
     """
 
-    def __init__(self, store: Store, wall_clock_ms: Callable[[], int], retention: Retention | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        wall_clock_ms: Callable[[], int],
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(wall_clock_ms)
         self.recorded = self.duplicates = self.dropped = 0
         # The number of messages, counted from the first, that the broker may drop. The recorder stored, refused or
@@ -41,6 +48,9 @@ class Recorder(FleetListener):
         self._wall_clock_ms = wall_clock_ms
         self._batch = Batch()
         self._retention, self._pruned_at = retention or Retention(), float("-inf")
+        self._clock, self._began = clock, clock()
+        # The newest time of a report by a synchronized clock; 0 if only other reports came; None before any report.
+        self._newest_ms: int | None = None
 
     @property
     def waiting(self) -> int:
@@ -80,12 +90,23 @@ class Recorder(FleetListener):
 
     def prune_when_due(self, say: Callable[[str], None]) -> None:
         """Remove rows that are older than the retention, at most every PRUNE_EVERY_S."""
-        if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
-            self._pruned_at = time.monotonic()
+        now = self._clock()
+        if now - self._pruned_at > PRUNE_EVERY_S and (now_ms := self._confirmed_ms(now)):
+            self._pruned_at = now
             try:
-                self._store.prune(self._retention, self._wall_clock_ms())
+                self._store.prune(self._retention, now_ms)
             except StoreFailed as error:
                 say(f"{error.message}; old reports are removed later")
+
+    def _confirmed_ms(self, now: float) -> int:
+        """Return the time of this host's clock, as far as reports confirm it; 0 before they do.
+
+        A clock that is years ahead would remove the whole store. If no device has a synchronized clock, this host's
+        clock counts.
+        """
+        if self._newest_ms:
+            return min(self._wall_clock_ms(), self._newest_ms + TRUSTED_MS_MAX)
+        return self._wall_clock_ms() if self._newest_ms == 0 and now - self._began > PRUNE_EVERY_S else 0
 
     def on_message(self, topic: Topic, retained: bool, now: float) -> None:
         if not retained:
@@ -106,13 +127,19 @@ class Recorder(FleetListener):
 
     def on_hist(self, topic: Topic, hist: HistMessage | None, now: float) -> None:
         if hist is not None:
+            self._note_time(hist)
             self._batch.hists.append((self._origin(topic), hist))
 
     def on_metrics(self, topic: Topic, metrics: MetricsMessage, now: float) -> None:
+        self._note_time(metrics)
         self._batch.metrics.append((self._origin(topic), metrics))
 
     def on_event(self, topic: Topic, event: EventMessage, now: float) -> None:
+        self._note_time(event)
         self._batch.events.append((self._origin(topic), event))
+
+    def _note_time(self, report: Report) -> None:
+        self._newest_ms = max(self._newest_ms or 0, report.ts_ms if report.clock_synced else 0)
 
     def _describe(self, topic: Topic, described: dict[str, str]) -> None:
         self._batch.devices.setdefault((topic.site, topic.device), {}).update(described)

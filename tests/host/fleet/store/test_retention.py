@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 from edgert_deploy.cli.fleet.record import record as record_command
 from edgert_deploy.fleet.store import database, retention, schema
 from edgert_deploy.fleet.store.query import Answer
-from edgert_deploy.fleet.store.recorder import Recorder
+from edgert_deploy.fleet.store.recorder import PRUNE_EVERY_S, Recorder
 from edgert_deploy.fleet.store.retention import Retention, forget, size_bytes
 from edgert_deploy.fleet.store.store import Store
 from tests.support.fleet import NOW_MS, Pi, a_fleet, ask, feed, record, replayed
@@ -114,6 +115,43 @@ def test_in_a_store_of_an_older_version_silence_counts_from_its_first_cleaning(u
     store.prune(Retention(), NOW_MS + 801 * DAY_MS)
     store.close()
     assert set(rows_of(url).values()) == {0}
+
+
+def test_a_host_whose_clock_is_years_ahead_removes_nothing_that_it_would_keep(tmp_path: Path) -> None:
+    url, pi = f"{tmp_path}/fleet.db", Pi("pi-1")
+    for days in (4, 1):
+        record(url, pi.window(NOW_MS - days * DAY_MS - 1, [1.0] * 10), NOW_MS - days * DAY_MS)
+    clock_s, said = 0.0, list[str]()
+    with closing(Store(url)) as store:
+        recorder = Recorder(store, lambda: NOW_MS + 3_650 * DAY_MS, clock=lambda: clock_s)
+
+        def prune() -> None:
+            nonlocal clock_s
+            clock_s += PRUNE_EVERY_S + 1
+            recorder.prune_when_due(said.append)
+
+        prune()  # no report has confirmed the clock
+        assert [ask(url, 24 * days)[0].latency.count for days in (3, 5)] == [10, 20]
+        feed(recorder, Pi("pi-2").window(NOW_MS - 400 * DAY_MS, [1.0], clock_synced=0) + pi.window(NOW_MS, [1.0]))
+        prune()
+        assert [ask(url, 24 * days)[0].latency.count for days in (3, 5)] == [10, 20]
+        with store._transaction() as connection:  # the window of four days ago is old by any clock
+            assert connection.scalar(sa.select(sa.func.count()).select_from(schema.hist_window)) == 1
+    assert said == []
+
+
+def test_a_fleet_without_synchronized_clocks_is_pruned_by_the_clock_of_the_host(tmp_path: Path) -> None:
+    url, pi = f"{tmp_path}/fleet.db", Pi("pi-1")
+    record(url, pi.window(0, [1.0], clock_synced=0), NOW_MS - DAY_MS // 2)
+    clock_s = 0.0
+    with closing(Store(url)) as store:
+        recorder = Recorder(store, lambda: NOW_MS + 500 * DAY_MS, clock=lambda: clock_s)
+        feed(recorder, pi.window(NOW_MS, [1.0], clock_synced=0))
+        recorder.prune_when_due(lambda line: None)
+        assert ask(url, 24)  # for ten minutes, a synchronized clock may still report
+        clock_s = PRUNE_EVERY_S + 1
+        recorder.prune_when_due(lambda line: None)
+    assert ask(url, 24) == []
 
 
 def test_a_file_that_grows_too_large_loses_its_oldest_windows(tmp_path: Path) -> None:
