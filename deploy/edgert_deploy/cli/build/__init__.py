@@ -10,7 +10,6 @@ from edgert.cli.output import emit, json_option
 from edgert.errors import AccuracyTooLow, ConfigInvalid
 from edgert_deploy.cli.build import output as build_output
 from edgert_deploy.cli.build.options import FILE, BuildOptions, build_options
-from edgert_deploy.cli.build.progress import BuildProgress
 from edgert_deploy.cli.build.request import request_of
 from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, given_option, section
 from edgert_deploy.cli.shared.types import NewBundlePath
@@ -88,6 +87,8 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
 
     `edgert profiles` lists the targets.
     """
+    from edgert_deploy.cli.build.progress import BuildProgress  # imported here, because --help needs no terminal's bars
+
     if init:
         _write_model_file(model, options, force, as_json)
         return

@@ -154,6 +154,10 @@ net, x = Net().eval(), torch.randn(12, 3, 16, 16)
 dynamic = {"x": {0: torch.export.Dim("batch", min=1, max=1024)}}
 torch.export.save(torch.export.export(net, (x,), dynamic_shapes=dynamic), "net.pt2")
 torch.jit.script(net).save("net.pt")
+class Named(torch.nn.Module):
+    def forward(self, x):
+        return {"scores": x.mean((2, 3)), "none": None, "boxes": x * 2}
+torch.export.save(torch.export.export(Named(), (x,), dynamic_shapes=dynamic), "named.pt2")
 torch.save(net, "pickled.pth")
 numpy.savez("x.npz", x=x.numpy())
 numpy.save("y.npy", net(x).detach().numpy())
@@ -262,6 +266,8 @@ def test_models_from_torch_export_and_from_torchscript_give_the_answers_of_the_m
     check_answers(folder / "net.pt2", Conversion(python))
     source = load_source(folder / "net.pt2", Conversion(python))
     assert source.model_bytes == source.converted_bytes != source.size_bytes, "the file holds the example's data, too"
+    named = load_source(folder / "named.pt2", Conversion(python))
+    assert [(spec.name, spec.shape) for spec in named.outputs] == [("scores", (-1, 3)), ("boxes", (-1, 3, 16, 16))]
     check_answers(folder / "net.pt", Conversion(python, read_inputs(["x=1,3,16,16"])))
     with pytest.raises(SourceInvalid, match=r"--input NAME=1,3,224,224.*its inputs: x; given: none"):
         load_source(folder / "net.pt", Conversion(python))

@@ -53,9 +53,21 @@ def short(error: BaseException) -> str:
 
 def _of_export(torch: Any, path: str, out: str) -> None:
     program = torch.export.load(path)
-    torch.onnx.export(
-        program, (), out, dynamo=True, opset_version=OPSET_OF_EXPORT, external_data=False, optimize=True, verbose=False
-    )
+    options = {"opset_version": OPSET_OF_EXPORT, "external_data": False, "optimize": True, "verbose": False}
+    torch.onnx.export(program, (), out, dynamo=True, output_names=_keys(torch, program), **options)
+
+
+def _keys(torch: Any, program: Any) -> list[str] | None:
+    """Return the keys of a dict of tensors that the module returns; None for other answers.
+
+    A key that is also the name of an input is not possible in ONNX.
+    """
+    signature = program.graph_signature
+    answers = torch.utils._pytree.tree_unflatten(signature.user_outputs, program.call_spec.out_spec)
+    if not isinstance(answers, dict) or any(not isinstance(each, (str, type(None))) for each in answers.values()):
+        return None
+    keys = [str(key) for key, value in answers.items() if value is not None]
+    return None if set(keys) & set(signature.user_inputs) else keys
 
 
 def _of_script(torch: Any, path: str, inputs: dict[str, Any], out: str) -> None:
