@@ -135,8 +135,7 @@ class _Deployment:
         except NotBootstrapped:
             if self.request.prepare is None or self.request.dry_run:
                 raise
-            self.request.prepare(self.device, self.transport, self.progress)
-            return self.daemon.status()
+            return self.request.prepare(self.device, self.transport, self.progress)
 
     def _apply(self, plan: Plan, claim: HeldClaim, transfer: Transfer) -> Outcome:
         """Do the steps of the plan. After a failure, roll the version back."""
