@@ -167,7 +167,7 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
 
 
 def _make_ready(device: Device, transport: Transport, progress: LineSink) -> DeviceStatus:
-    """Bootstrap a local device with the default key; return its status. Raises NotBootstrapped for other devices."""
+    """Bootstrap a local device with the default key. Raises NotBootstrapped for other devices."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
     # The imports are here, because the code of a bootstrap takes as long to import as the rest of a deployment.
