@@ -336,17 +336,6 @@ class DeviceStatus:
     text: bool = False
     channel: ChannelStatus = field(default_factory=ChannelStatus)
 
-    @classmethod
-    def from_json(cls, value: Any) -> DeviceStatus:
-        """Return the status in JSON values. Raises DeviceError if the values are not a status."""
-        try:
-            return from_json(cls, value)
-        except Mistyped as error:
-            raise DeviceError(
-                f"the device's status cannot be read: {error}. The device has another version of edgert: "
-                "bootstrap it again from this host"
-            ) from error
-
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = to_json(self)
         return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from edgert.checks.trial_preparation import measurable_limits
 from edgert.cli.claim import claim_option
 from edgert.cli.output import emit, json_option, progress
 from edgert.cli.quantity import Duration
@@ -62,6 +61,8 @@ def activate(
     store = store_of(state, model)
     watched = _limits(limits, watch_s, unattended, trial_s)
     if watched is not None:
+        from edgert.checks.trial_preparation import measurable_limits  # takes as long as all other imports of this file
+
         watched, notes = measurable_limits(watched, store, read_config(state))
         for note in notes:
             progress(f"not watched: {note}")

@@ -51,6 +51,7 @@ class BootstrapResult:
         engines: The requested engines that load on the device.
         lacking: The requested engines that do not load, each with the reason.
         runtime: The change of the runtime; None if the device has no runtime of its own.
+        status: The device's status at the end.
         sbom: The file on this host with the bill of materials of the prepared runtime.
     """
 
@@ -61,7 +62,7 @@ class BootstrapResult:
     lacking: dict[str, str] = field(default_factory=dict)
     runtime: dict[str, Any] | None = None
     changed: list[str] = field(default_factory=list)
-    status: DeviceStatus | None = None
+    status: DeviceStatus = field(init=False)
     sbom: str = ""
 
 
@@ -281,7 +282,7 @@ class _Work:
 def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     """Record which engines load. Raises EngineMissing if too few load, or text support is missing."""
     engines = plan.options.engines_of(plan.profile)
-    done.engines = [engine for engine in engines if done.status is not None and engine in done.status.engines]
+    done.engines = [engine for engine in engines if engine in done.status.engines]
     reasons: dict[str, str] = {}
     if plan.runtime is not None:
         reasons = {**plan.installed.in_use.lacking, **plan.runtime.lacking}
@@ -292,7 +293,7 @@ def _check_engines(plan: BootstrapPlan, done: BootstrapResult) -> None:
     }
     if done.lacking and (plan.options.exactly or not done.engines):
         raise EngineMissing(f"the daemon runs on {plan.device.name}, but {'; '.join(done.lacking.values())}")
-    if "text" in plan.options.extras and done.status is not None and not done.status.text:
+    if "text" in plan.options.extras and not done.status.text:
         raise EngineMissing(
             f"the daemon runs on {plan.device.name}, but its Python has no package tokenizers: install it on the "
             "device with pip install 'edgert[text]'"

@@ -118,7 +118,6 @@ def bootstrap(
 
 def _line(result: BootstrapResult, python: str) -> str:
     status = result.status
-    assert status is not None  # a bootstrap ends with the device's status, or with an error
     changed = ", ".join(result.changed) or "nothing, all parts were present"
     engines = ", ".join(
         f"{name} {version}" for name, version in status.engines.items() if version and name not in FOR_TESTS

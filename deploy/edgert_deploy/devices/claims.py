@@ -36,7 +36,7 @@ from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTErro
 from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, answer_of
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport, full_disk
 
 LASTS_S = 60.0  # the duration of a model's claim; commands on the device renew it while they run
@@ -96,7 +96,7 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
         try:
             _write(note, token)
             check_not_set_up(daemon.device, daemon.transport)
-            facts = DeviceStatus.from_json(answer["status"])
+            facts = answer_of(DeviceStatus, answer["status"])
             others = tuple(claim for claim in facts.claims if claim.model != model)
             yield HeldClaim(daemon, token, daemon.named(replace(facts, claims=others)), answer.get("here"))
         finally:

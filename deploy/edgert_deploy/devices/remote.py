@@ -35,10 +35,6 @@ class DaemonCrashed(DeviceError):
     """A signal ended `edgertd` before it answered, for example because an engine crashed."""
 
 
-class OtherVersion(DeviceError):
-    """`edgertd` does not know a command or an option: the device has another version of edgert."""
-
-
 class RemoteDaemon:
     """The commands of `edgertd` on one device. `progress` receives their lines on stderr."""
 
@@ -46,7 +42,7 @@ class RemoteDaemon:
         self.transport, self.device, self._progress = transport, device, progress
 
     def status(self) -> DeviceStatus:
-        return DeviceStatus.from_json(self.call("status"))
+        return answer_of(DeviceStatus, self.call("status"))
 
     def named(self, status: DeviceStatus) -> DeviceStatus:
         """Return `status` with the inventory's name of the device, because a renamed one reports its old name."""
@@ -91,7 +87,7 @@ class RemoteDaemon:
         if reported["code"] == NotBootstrapped.code:
             return NotBootstrapped(advice)
         if reported["code"] == USAGE_CODE:
-            return OtherVersion(
+            return DeviceError(
                 f"{name}: its edgertd refuses a command of this host's edgert: {message}. It has another version of edgert: "
                 f"upgrade it with edgert bootstrap {name} --upgrade"
             )

@@ -33,7 +33,7 @@ from edgert.printable import file_error, printable
 from edgert.versions.slots import BY_COMMAND, ON_TRIAL, REASON_LENGTH_MAX, RolledBackVersion
 from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, OtherVersion, RemoteDaemon
+from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import start
 from edgert_deploy.devices.transports import LineSink, Transport
 from edgert_deploy.rollout.plan import STAGED, Plan, Step, make_plan
@@ -135,8 +135,7 @@ class _Deployment:
         except NotBootstrapped:
             if self.request.prepare is None or self.request.dry_run:
                 raise
-            self.request.prepare(self.device, self.transport, self.progress)
-            return self.daemon.status()
+            return self.request.prepare(self.device, self.transport, self.progress)
 
     def _apply(self, plan: Plan, claim: HeldClaim, transfer: Transfer) -> Outcome:
         """Do the steps of the plan. After a failure, roll the version back."""
@@ -239,11 +238,7 @@ class _Deployment:
         if model is not None and model.damaged:
             raise StorageFailed(model.damaged)
         if model is not None and model.state in (*ON_TRIAL, *STAGED):
-            try:
-                claim.call("rollback", plan.model, "--reason", reason, timeout_s=ACTIVATE_S_MAX)
-            except OtherVersion as error:  # an older edgertd records no reason
-                self.progress(f"warning: {error.message}. The device rolls back without the reason")
-                claim.call("rollback", plan.model, timeout_s=ACTIVATE_S_MAX)
+            claim.call("rollback", plan.model, "--reason", reason, timeout_s=ACTIVATE_S_MAX)
             facts = self.daemon.status()
         return facts
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.expiry import check_expiry
+from edgert.checks.status import DeviceStatus
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Device
@@ -23,7 +24,7 @@ class DeployRequest:
 
     Attributes:
         trial_s: The longest duration of a trial; a watch of limits adds its own time.
-        prepare: Sets up a device that has no EdgeRT; None to refuse such a device.
+        prepare: Sets up a device that has no EdgeRT, and returns its status; None to refuse such a device.
         bytes_per_s: The highest speed of a transfer; 0 means no limit.
         on_bytes: Several threads call this function with a device's name, the bytes sent so far and their total.
     """
@@ -32,7 +33,7 @@ class DeployRequest:
     offer: Offer
     trial_s: float
     open_transport: Callable[[Device], Transport]
-    prepare: Callable[[Device, Transport, LineSink], None] | None = None
+    prepare: Callable[[Device, Transport, LineSink], DeviceStatus] | None = None
     dry_run: bool = False
     stop: UserStop = field(default_factory=UserStop)
     deltas: Deltas = field(default_factory=Deltas)

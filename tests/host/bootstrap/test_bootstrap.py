@@ -13,7 +13,6 @@ import pytest
 import tomlkit
 
 from edgert.bundle.signing import new_key
-from edgert.checks.status import DeviceStatus
 from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EngineMissing
 from edgert.telemetry.broker_connection import CONNECTED
 from edgert.versions.trial_limits import TrialLimits
@@ -51,22 +50,17 @@ def do(device: Device, *keys: object, **options: object) -> BootstrapResult:
     return bootstrap(device, PROFILE, BootstrapOptions(keys, engines="null", **options), open_transport(device))  # type: ignore[arg-type]
 
 
-def status_of(done: BootstrapResult) -> DeviceStatus:
-    assert done.status is not None
-    return done.status
-
-
 def test_a_second_bootstrap_changes_nothing_and_another_key_needs_no_restart(device: Device, tmp_path: Path) -> None:
     first, second = new_key().public, new_key().public
     done = do(device, first)
     assert done.changed == [f"key {first.key_id}", "configuration"]
-    pid = status_of(done).daemon.pid
+    pid = done.status.daemon.pid
     assert do(device, first).changed == []
     again = do(device, second)
     assert again.changed == [f"key {second.key_id}"]
-    assert sorted(status_of(again).keys) == sorted([first.key_id, second.key_id])
-    assert status_of(again).daemon.pid == pid
-    assert (status_of(again).site, status_of(again).profile) == ("lab", "this-machine")
+    assert sorted(again.status.keys) == sorted([first.key_id, second.key_id])
+    assert again.status.daemon.pid == pid
+    assert (again.status.site, again.status.profile) == ("lab", "this-machine")
 
 
 def test_the_brokers_secrets_are_copied_for_their_owner_only(device: Device) -> None:
@@ -107,17 +101,17 @@ def test_a_stopped_daemon_is_started_and_this_is_reported(device: Device) -> Non
     RemoteDaemon(open_transport(device), device).call("stop")
     again = do(device, key)
     assert again.changed == ["daemon started"]
-    assert status_of(again).daemon.running
+    assert again.status.daemon.running
 
 
 def test_after_a_cut_before_the_restart_the_next_bootstrap_restarts_the_daemon(device: Device) -> None:
     """After the cut, all files are correct, but the daemon still runs with the old files."""
     key = new_key().public
-    before = status_of(do(device, key)).daemon.pid
+    before = do(device, key).status.daemon.pid
     (Path(device.state) / "restart-due").touch()
     again = do(device, key)
     assert again.changed == ["daemon restarted"]
-    assert status_of(again).daemon.pid != before
+    assert again.status.daemon.pid != before
     assert do(device, key).changed == []
 
 
@@ -158,14 +152,14 @@ def test_a_dead_broker_is_reported_in_the_status(device: Device) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     done = do(device, new_key().public, broker=Broker("127.0.0.1", port))
-    connection = status_of(done).telemetry.connection
+    connection = done.status.telemetry.connection
     assert (connection.state, f"127.0.0.1:{port}" in connection.text) == ("telemetry.broker_unreachable", True)
 
 
 def test_a_bootstrap_ends_once_the_device_is_connected_to_its_broker(device: Device, tmp_path: Path) -> None:
     with RunningBroker.in_folder(tmp_path / "broker") as broker:
         done = do(device, new_key().public, broker=Broker("127.0.0.1", broker.port))
-        assert status_of(done).telemetry.connection.state == CONNECTED
+        assert done.status.telemetry.connection.state == CONNECTED
 
 
 def test_an_engine_that_does_not_exist_is_refused_before_a_device_is_asked() -> None:

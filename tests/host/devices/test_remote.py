@@ -9,9 +9,10 @@ from typing import cast
 
 import pytest
 
+from edgert.checks.status import DeviceStatus
 from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld, by_code
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import OtherVersion, RemoteDaemon, edgertd
+from edgert_deploy.devices.remote import RemoteDaemon, answer_of, edgertd
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 BOARD = Device("board", "ssh", "pi@board", "p", "/state", "/home")
@@ -68,7 +69,7 @@ def test_the_lines_of_edgertd_are_passed_on_but_not_those_of_an_engine_or_a_shel
         ),
         (
             Answers(2, json.dumps({"error": {"code": "input.usage", "message": "No such option: --reason"}})),
-            OtherVersion,
+            DeviceError,
             "--reason.*edgert bootstrap board --upgrade",
         ),
         (Answers(1, "no json", "it is broken"), DeviceError, "it is broken"),
@@ -81,6 +82,11 @@ def test_errors_of_a_device_are_raised_with_their_classes(
     with pytest.raises(error, match=words) as caught:
         called(answers)
     assert type(caught.value) is error
+
+
+def test_an_answer_of_another_version_is_an_error_with_the_next_step() -> None:
+    with pytest.raises(DeviceError, match=r"lacks 'device'.* bootstrap it again from this host"):
+        answer_of(DeviceStatus, {})
 
 
 def test_each_class_is_found_by_its_code() -> None:

@@ -102,16 +102,6 @@ def test_a_release_that_fails_on_trial_is_rolled_back(bundle: Path, key: Signing
     assert "off by 3" in device.reason, "a failure, not a command, is the reason that the device reports"
 
 
-def test_a_release_that_fails_on_an_older_runtime_is_rolled_back_without_a_reason(
-    bundle: Path, key: SigningKey
-) -> None:
-    device = SimulatedDevice(key, RELEASE_1, check=HealthCheckFailed("off by 3"))
-    device.older = True
-    outcome = roll_out(bundle, device)
-    assert outcome.error is not None
-    assert (outcome.error.code, outcome.serving, device.reason) == ("deploy.rolled_back", 1, "")
-
-
 def test_an_error_names_a_renamed_device_as_the_inventory_does(bundle: Path, key: SigningKey) -> None:
     device = SimulatedDevice(key, Slots(SlotState.STEADY, "a", a=Version(5, "five", good=True), ratchet=5))
     device.name = "its-old-name"

@@ -33,7 +33,6 @@ class SimulatedDevice:
         self.before: Callable[[str], None] = lambda verb: None  # called with each verb as it comes
         self.reason = ""  # of a rollback
         self.name = "board"
-        self.older = False  # whether its edgertd does not know --reason
         self.claims: dict[str, str] = {}
         self.hidden: set[str] = set()  # models that were removed there
         self.damaged = ""  # the reason why the model's slots cannot be read
@@ -59,10 +58,6 @@ class SimulatedDevice:
         if verb != "status":
             self.done.append(verb)
         if verb == "rollback" and "--reason" in argv:
-            if self.older:
-                return Result(
-                    tuple(argv), 2, '{"error": {"code": "input.usage", "message": "No such option: --reason"}}', ""
-                )
             self.reason = argv[argv.index("--reason") + 1]
         error = self.faults.get(verb)
         if isinstance(error, DeviceUnreachable):

@@ -8,20 +8,14 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.cli.output import emit, json_option
-from edgert_deploy.cli.shared.bootstrap_options import trusted_keys
+from edgert_deploy.cli.shared.bootstrap_options import key_option, trusted_keys
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.keys import DEFAULT
 
 
 @click.command()
 @click.argument("bundle", type=BundlePath())
-@click.option(
-    "--key",
-    "key_names",
-    multiple=True,
-    metavar="NAME|FILE",
-    help="Key to trust: a name (edgert keys list), or the file of a public key. May be repeated [default: default].",
-)
+@key_option
 @json_option
 def verify(bundle: Path, key_names: tuple[str, ...], as_json: bool) -> None:
     """Check BUNDLE's signature and every byte. The exit code is 5 if one of them is wrong.

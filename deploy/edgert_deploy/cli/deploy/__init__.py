@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from edgert.checks.status import DeviceStatus
 from edgert.cli.output import emit, json_option
 from edgert.errors import Interrupted, NotBootstrapped, exit_code_of
 from edgert.versions.trial_limits import TrialLimits
@@ -165,7 +166,7 @@ def _show_plan(request: DeployRequest, strategy: Strategy, devices: list[Device]
     click.get_current_context().exit(code)
 
 
-def _make_ready(device: Device, transport: Transport, progress: LineSink) -> None:
+def _make_ready(device: Device, transport: Transport, progress: LineSink) -> DeviceStatus:
     """Bootstrap a local device with the default key. Raises NotBootstrapped for other devices."""
     if device.kind.needs_runtime:
         raise NotBootstrapped(f"EdgeRT is not set up on {device.name}: edgert bootstrap {device.name}")
@@ -175,4 +176,5 @@ def _make_ready(device: Device, transport: Transport, progress: LineSink) -> Non
     from edgert_deploy.cli.shared.bootstrap_options import trusted_keys
 
     progress("bootstrapping this machine as a device, with the default key")
-    set_up(device, load_profile(device.profile), BootstrapOptions(trusted_keys(("default",))), transport, progress)
+    options = BootstrapOptions(trusted_keys(("default",)))
+    return set_up(device, load_profile(device.profile), options, transport, progress).status

@@ -190,6 +190,14 @@ extras_option = click.option(
     help="Packages that some models need: text installs tokenizers. A device keeps them.",
 )
 
+key_option = click.option(
+    "--key",
+    "key_names",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="Key to trust: a name (edgert keys list), or the file of a public key. May be repeated [default: default].",
+)
+
 # The command receives these options as `runtime`.
 runtime_options = gathered(
     "runtime",
@@ -222,13 +230,7 @@ daemon_options = gathered(
     DaemonOptions,
     *section(
         "Keys, service and configuration",
-        click.option(
-            "--key",
-            "key_names",
-            multiple=True,
-            metavar="NAME|FILE",
-            help="Key to trust: a name (edgert keys list), or the file of a public key. May be repeated [default: default].",
-        ),
+        key_option,
         click.option(
             "--service",
             type=click.Choice(["auto", "systemd", "monitor"]),
