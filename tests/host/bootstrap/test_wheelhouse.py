@@ -160,7 +160,7 @@ def test_an_engine_is_not_left_out_because_the_network_fails(
         monkeypatch.delenv(name)
     for name, value in (("CONFIG_FILE", "/dev/null"), ("INDEX_URL", index.format(port=free_port())), ("RETRIES", "1")):
         monkeypatch.setenv(f"PIP_{name}", value)
-    with pytest.raises(ConfigInvalid, match="the package index cannot be reached: .*https_proxy") as caught:
+    with pytest.raises(ConfigInvalid, match=r"the package index cannot be reached: .*https_proxy") as caught:
         prepare(target, ("onnxruntime", "null"), shrink=True, lock=lock)
     assert "--unlocked" not in caught.value.message
     assert "object at" not in caught.value.message
