@@ -31,7 +31,7 @@ from edgert.engines import FOR_TESTS
 from edgert.errors import ConfigInvalid, EngineMissing
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, Lock
 from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
-from edgert_deploy.bootstrap.pip import run_pip
+from edgert_deploy.bootstrap.pip import NoWheels, run_pip
 from edgert_deploy.common import sbom
 from edgert_deploy.common.folders import cache_folder
 
@@ -172,13 +172,13 @@ def _prepare(spec: _DownloadSpec, engines: Sequence[str], shrink: bool) -> Wheel
         raise EngineMissing("; ".join(lacking.values()))
     try:
         folder = _collected(own, remaining, spec)
-    except ConfigInvalid:
+    except NoWheels:
         if not shrink or len(engines) == 1:
             raise
         for engine in list(remaining):  # find the engines without wheels
             try:
                 _collected(own, (engine,), spec)
-            except ConfigInvalid as error:
+            except NoWheels as error:
                 remaining.remove(engine)
                 lacking[engine] = error.message
         if not remaining:
@@ -279,10 +279,8 @@ def _download_locked(folder: Path, wanted: Sequence[Requirement], target: WheelT
         file.flush()
         try:
             _download_words(folder, ["--no-deps", "--require-hashes", "--requirement", file.name], target)
-        except ConfigInvalid as error:
-            if "HASHES" in error.message:  # a word in pip's message about a file whose hash is not in the lock
-                raise
-            raise ConfigInvalid(
+        except NoWheels as error:
+            raise NoWheels(
                 f"{error.message}. This edgert pins the versions and the hashes of a device's wheels: "
                 "if your index lacks one of these wheels, use --unlocked, which installs the newest versions that fit"
             ) from error

@@ -52,7 +52,7 @@ echo memory_kb=$(awk '/^MemTotal:/ {{print $2}}' /proc/meminfo)
 echo "model=$(tr -d '\0' 2>/dev/null </proc/device-tree/model || cat /sys/class/dmi/id/product_name 2>/dev/null)"
 echo "cpu=$(awk -F': *' '/^model name/ {{print $2; exit}}' /proc/cpuinfo)"
 grep -q vnni /proc/cpuinfo && echo vnni=1
-echo "cpus=$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
+echo "cpus=$(getconf _NPROCESSORS_ONLN 2>/dev/null || nproc 2>/dev/null)"
 (. /etc/os-release 2>/dev/null && echo "distribution=$PRETTY_NAME")
 test $(id -u) = 0 && place=/ || place=$HOME
 echo "disk_kb=$(free_kb "$place")"

@@ -118,7 +118,7 @@ class SshAddress:
         """Parse an address. With a port, IPv6 needs brackets: pi@[fe80::1]:2222. Raises ConfigInvalid."""
         user, at, rest = text.rpartition("@")
         # The host and the user become words of shell commands, such as a ProxyCommand.
-        odd = any(c.isspace() or c in "'\"`$;&<>|(){}\\" for c in text) or text.startswith("-") or rest.startswith("-")
+        odd = any(c.isspace() or c in "'\"`$;&<>|(){}\\/" for c in text) or text.startswith("-") or rest.startswith("-")
         if odd or (at and not user):
             raise ConfigInvalid(f"{text!r} is not an address: give [USER@]HOST[:PORT]")
         host, port = host_and_port(rest, 0)

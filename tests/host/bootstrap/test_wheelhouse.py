@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import zipfile
@@ -15,6 +16,7 @@ import edgert
 from edgert.errors import ConfigInvalid, EngineMissing
 from edgert_deploy.bootstrap.locked_wheels import SHIPPED, read_lock, shipped_lock
 from edgert_deploy.bootstrap.wheelhouse import WheelTarget, missing, prepare
+from tests.support.servers.ports import free_port
 
 PI = WheelTarget("3.11", "aarch64", "2.36")
 
@@ -144,6 +146,24 @@ def test_the_engines_are_reduced_to_those_with_wheels_for_the_device(
     assert "onnxruntime" in house.lacking["onnxruntime"]
     with pytest.raises(ConfigInvalid, match="onnxruntime"):
         prepare(WheelTarget("3.11", "x86_64", "2.26"), ("onnxruntime", "null"))
+
+
+@pytest.mark.parametrize("index", ["http://127.0.0.1:{port}/simple", "https://index.invalid/simple"])
+def test_an_engine_is_not_left_out_because_the_network_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str
+) -> None:
+    """In older versions, the devices got a runtime without that engine, or the advice to use other versions."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target, lock = WheelTarget("3.12", "x86_64", "2.36"), shipped_lock()
+    assert prepare(target, ("null",), lock=lock).engines == ("null",)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in (("CONFIG_FILE", "/dev/null"), ("INDEX_URL", index.format(port=free_port())), ("RETRIES", "1")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(ConfigInvalid, match=r"the package index cannot be reached: .*https_proxy") as caught:
+        prepare(target, ("onnxruntime", "null"), shrink=True, lock=lock)
+    assert "--unlocked" not in caught.value.message
+    assert "object at" not in caught.value.message
 
 
 def test_a_wheelhouse_that_pip_cannot_complete_leaves_no_folder(

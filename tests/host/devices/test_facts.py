@@ -129,7 +129,7 @@ def test_the_facts_of_this_machine_can_be_read(tmp_path: Path) -> None:
 def on_path(folder: Path, lacks: str = "-", **pythons: str) -> str:
     """Return a PATH with the probe's tools and with Pythons of these versions. The Python "" does not start."""
     folder.mkdir()
-    for name in ("sh", "uname", "id", "getconf", "cut", "awk", "tr", "cat", "df", "sed", "env"):
+    for name in ("sh", "uname", "id", "getconf", "cut", "awk", "tr", "cat", "df", "sed", "env", "nproc"):
         (folder / name).symlink_to(str(shutil.which(name)))
     for name, says in pythons.items():
         program = folder / name.replace("_", ".")
@@ -188,12 +188,16 @@ def test_a_python_without_modules_that_edgert_needs_is_used_only_if_it_is_the_on
     assert (there.python, there.python_lacks) == ("3.13", "_ctypes, _sqlite3")
 
 
-def test_a_small_system_without_getconf_has_its_glibc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_system_without_getconf_has_its_glibc_and_its_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(on_path(tmp_path / "bin"))
     (folder / "getconf").unlink()
     (folder / "python3").symlink_to("/usr/bin/python3")
     monkeypatch.setenv("PATH", str(folder))
-    assert probe(local(tmp_path), "here").glibc == os.confstr("CS_GNU_LIBC_VERSION").split()[1]  # type: ignore[union-attr]
+    there = probe(local(tmp_path), "here")
+    assert there.glibc == os.confstr("CS_GNU_LIBC_VERSION").split()[1]  # type: ignore[union-attr]
+    assert there.cpus > 0
 
 
 def local(folder: Path) -> Transport:

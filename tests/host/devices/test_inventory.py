@@ -312,6 +312,7 @@ def test_an_address_is_split_into_its_parts(text: str, address: SshAddress) -> N
         "pi@-oProxyCommand=x",
         "pi@$(reboot)",
         "pi;x@h",
+        "ssh://pi@h",
     ],
 )
 def test_text_that_is_not_an_address_is_refused(text: str) -> None:

@@ -206,6 +206,26 @@ def test_every_login_shell_runs_the_words_although_it_prints_lines_first(shell: 
         assert (tmp_path / "there").read_bytes() == data
 
 
+def test_a_login_shell_that_hangs_is_not_taken_for_a_busy_device(tmp_path: Path) -> None:
+    """For example, .bashrc starts another program."""
+    with (
+        configured("ForceCommand sleep 60\n", tmp_path) as server,
+        contextlib.closing(SshTransport(server.device())) as transport,
+        pytest.raises(DeviceError, match=r"the login shell did not run .* did not start within 1 s.*\.bashrc"),
+    ):
+        transport.run(["true"], 1)
+
+
+def test_the_error_about_a_login_shell_that_reads_the_sent_bytes_names_its_startup_files(tmp_path: Path) -> None:
+    (tmp_path / "payload").write_text("one\ntwo\n")
+    with (
+        configured('ForceCommand read line; eval "$SSH_ORIGINAL_COMMAND"\n', tmp_path) as server,
+        contextlib.closing(SshTransport(server.device())) as transport,
+        pytest.raises(StorageFailed, match=r"arrived with different bytes.*\.bashrc"),
+    ):
+        transport.put(tmp_path / "payload", str(tmp_path / "there"), PutOptions(resumable=True))
+
+
 @pytest.mark.parametrize("become", ["", "sudo"])
 def test_a_command_may_be_longer_than_the_limit_of_dropbear(tmp_path: Path, become: str) -> None:
     """dropbear closes the connection at 9000 bytes. In older versions, an uninstall failed for this reason."""

@@ -136,7 +136,7 @@ class SshTransport:
             printed_before, began, output = ended.stdout.partition(f"{_BEGIN}\n")
             if not began:
                 printed = " ".join(f"{printed_before} {ended.stderr}".split())[-_SAID_CHARS_MAX:]
-                raise self._start_error(printed, ended.exit_code)
+                raise self._start_error(f"{printed or 'no output'} (exit code {ended.exit_code})")
             return replace(ended, stdout=output)
 
     def put(self, local: Path, remote: str, how: PutOptions = PLAIN) -> None:
@@ -152,7 +152,10 @@ class SshTransport:
                 if self._retry(lambda: self._rename(upload, digest), upload):
                     return
                 self._run_checked(remove)  # the rest of an earlier upload was damaged: start again
-            raise StorageFailed(f"{self.device.name}: {remote} arrived with different bytes; send it again")
+            raise StorageFailed(
+                f"{self.device.name}: {remote} arrived with different bytes. Send it again; if this repeats, a startup file "
+                "of the login shell there (.bashrc) may read its input"
+            )
         except BaseException:
             if not how.resumable:
                 with contextlib.suppress(DeviceError, DeviceUnreachable, HostKeyMismatch):
@@ -191,8 +194,8 @@ class SshTransport:
             )
         return CommandNotStarted(
             f"{name}: the login shell did not run EdgeRT's command: {end}",
-            "Log in as another user, or check on the device this user's shell, ForceCommand in sshd_config, and command= in "
-            "authorized_keys",
+            "Log in as another user, or check on the device this user's shell and its startup files (.bashrc, .profile), "
+            "ForceCommand in sshd_config, and command= in authorized_keys",
         )
 
     def _session(self) -> Any:
@@ -244,6 +247,8 @@ class SshTransport:
                 if empty and (channel.eof_received or channel.closed or now > ended_at + EOF_GRACE_S):
                     return
             if now > deadline:
+                if _BEGIN not in out.text():
+                    raise self._start_error(f"it did not start within {timeout_s:.0f} s")
                 raise DeviceError(
                     f"{what} on {self.device.name} took longer than {timeout_s:.0f} s. The device may be busy: try again"
                 )

@@ -73,7 +73,10 @@ def reason(error: BaseException) -> str:
         error = next(iter(error.errors.values()))
     text = str(error)
     if isinstance(error, IncompatiblePeer):
-        return f"{text}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config"
+        return (
+            f"{text}. Its SSH server is old, or allows few algorithms: update it, or allow more in sshd_config, such as the "
+            "cipher aes256-ctr (TinySSH has no AES cipher: install OpenSSH or dropbear)"
+        )
     if isinstance(error, EOFError) or _LINK_LOST in text:
         return (
             "the connection ended during the login. Check the network and try again. If this repeats, the device may be "

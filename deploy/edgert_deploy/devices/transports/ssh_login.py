@@ -81,7 +81,7 @@ def log_in(device: Device, limits: LinkLimits, stack: ExitStack) -> fabric.Conne
     `stack` closes this connection and the connections to jump hosts. Raises DeviceUnreachable, LoginRefused,
     HostKeyMismatch (for the device or a jump host) and ConfigInvalid.
     """
-    label = f"{device.name} ({device.address})"
+    label = device.name if device.name == device.address else f"{device.name} ({device.address})"
     target = _Hop(Jump(SshAddress.parse(device.address), device.host_key, device.identity), label, device.name)
     _socket_to(target, Jump.of(device), limits, stack)
     with _JUMP_LOGINS if target.proxy_command() else contextlib.nullcontext():
