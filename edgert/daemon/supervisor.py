@@ -50,7 +50,7 @@ from edgert.versions import latest_time
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # the longest time until the follower's first round
@@ -260,9 +260,9 @@ class Supervisor:
                 self._services[model].stop()
         return self._services[model]
 
-    def _start_worker(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:
-        worker = WorkerProcess.start(order, version, now_s, self._starter)
-        service = self._services[order.model]
+    def _start_worker(self, load_message: LoadMessage, version: Version, now_s: float) -> WorkerProcess:
+        worker = WorkerProcess.start(load_message, version, now_s, self._starter)
+        service = self._services[load_message.model]
         self._selector.register(worker.link, selectors.EVENT_READ, lambda: self._receive(service, worker))
         return worker
 

@@ -30,7 +30,7 @@ from edgert.worker.pipeline.near_cache import NearCache, image_axes
 from edgert.worker.pipeline.pipeline import Pipeline
 from edgert.worker.shadow.agreement import scores_output
 from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 PAIR_US_MIN = 20.0  # above this engine time for one item, two requests gain from a shared run (decision 17)
 TRIAL_SHARE = 0.25  # during a trial, the previous version also answers this share of the requests, at idle priority
@@ -63,7 +63,7 @@ class WorkerParts:
     connections: Connections
 
 
-def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: LoadedModel) -> WorkerParts:
+def assemble(load_message: LoadMessage, state: StateDir, config: DeviceConfig, model: LoadedModel) -> WorkerParts:
     """Create the parts that serve `model`, and connect them. `Worker.start` starts their threads."""
     serving, name = config.serving, model.version.manifest.model
     recorder = WindowRecorder(name)
@@ -76,12 +76,12 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
     batcher = _batcher(model, config)
     cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
     near = _near_cache(model, config)
-    shadow = _shadow(order, config, model, notify)
-    previous = _previous_version(order)
+    shadow = _shadow(load_message, config, model, notify)
+    previous = _previous_version(load_message)
     shadows = tuple(each for each in (shadow, previous) if each is not None)
     pipeline = Pipeline(model, batcher, cache, near=near, shadows=shadows)
     reporter = _reporter(
-        order.boot, state, config, model, recorder, lambda: _facts(probes, shadow, near), pipeline.release_memory
+        load_message.boot, state, config, model, recorder, lambda: _facts(probes, shadow, near), pipeline.release_memory
     )
     frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
     areas = AreaBudget(areas_bytes_max(serving))
@@ -175,27 +175,32 @@ def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
 
 
 def _shadow(
-    order: LoadOrder, config: DeviceConfig, model: LoadedModel, notify: Callable[[str, Mapping[str, float]], None]
+    load_message: LoadMessage,
+    config: DeviceConfig,
+    model: LoadedModel,
+    notify: Callable[[str, Mapping[str, float]], None],
 ) -> Shadow | None:
     """Return the shadow; None if it is not configured, or if the bundle has no reference artifact."""
-    settings = config.model(order.model)
+    settings = config.model(load_message.model)
     if not settings.shadow:
         return None
     if model.version.reference is None:
-        log(f"{order.model}: shadow is set, but the bundle has no reference artifact: build it with --with-reference")
+        log(
+            f"{load_message.model}: shadow is set, but the bundle has no reference artifact: build it with --with-reference"
+        )
         return None
-    return Shadow(lambda: ReferenceProcess(order), settings.shadow, settings.shadow_alarm, notify)
+    return Shadow(lambda: ReferenceProcess(load_message), settings.shadow, settings.shadow_alarm, notify)
 
 
-def _previous_version(order: LoadOrder) -> Shadow | None:
+def _previous_version(load_message: LoadMessage) -> Shadow | None:
     """Return the comparison with the previous version; None if no trial limits the agreement.
 
     The previous version answers a share of the requests too, at idle priority.
     """
-    if order.previous is None:
+    if load_message.previous is None:
         return None
-    folder, digest = order.previous
-    before = replace(order, folder=folder, digest=digest)
+    folder, digest = load_message.previous
+    before = replace(load_message, folder=folder, digest=digest)
     return Shadow(lambda: ReferenceProcess(before, as_served=True), TRIAL_SHARE, 0.0, lambda event, fields: None)
 
 

@@ -54,7 +54,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Slots, Version
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 # The states that are alarms.
 ALARMING = frozenset({ModelState.DEGRADED, ModelState.RESTARTING, ModelState.QUARANTINED, ModelState.FAILED})
@@ -99,7 +99,7 @@ class ModelService:
         self._report = report
         self._admit = admit
         self._clock = clock
-        self._order = partial(LoadOrder, model, state_dir=str(state_dir.root), boot=boot)
+        self._load_message = partial(LoadMessage, model, state_dir=str(state_dir.root), boot=boot)
         self.workers = WorkerSet(clock, start_worker)
         self._watchdog = Watchdog(config.serving, self.workers, clock, self._recycle)
         self._restarts = Restarts(clock, self._restart)
@@ -326,9 +326,9 @@ class ModelService:
     def _start(self, slots: Slots, version: Version) -> None:
         folder = str(self.store.live_folder(slots))
         previous = previous_version(self.store, slots)
-        order = self._order(folder, version.digest, previous=previous)
+        load_message = self._load_message(folder, version.digest, previous=previous)
         try:
-            self.workers.start(order, version)
+            self.workers.start(load_message, version)
         except OSError as error:  # too little memory or too many processes; the version did not cause this
             self._crashed(version, DeviceError(f"no worker can be started: {error.strerror}"), blamed=False)
 

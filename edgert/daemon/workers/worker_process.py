@@ -19,7 +19,7 @@ from edgert.machine import process_mb
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from edgert.worker_link.run_page import RunPage
 
 STOP_S_MAX = 25.0
@@ -69,12 +69,12 @@ class WorkerProcess:
     @classmethod
     def start(
         cls,
-        order: LoadOrder,
+        load_message: LoadMessage,
         version: Version,
         now_s: float,
         start_process: Callable[[socket.socket], Process] = start_alone,
     ) -> WorkerProcess:
-        """Start a process and send it `order`. Raises OSError."""
+        """Start a process and send it `load_message`. Raises OSError."""
         with contextlib.ExitStack() as on_error:
             page = RunPage.create()
             on_error.callback(page.close)
@@ -85,8 +85,8 @@ class WorkerProcess:
             on_error.pop_all()
         ours.setblocking(False)
         with contextlib.suppress(OSError):  # the process has already ended; the loop will see the closed link
-            link.send(ours, to_json(order), (page.descriptor,))
-        return cls(process, ours, page, version, Path(order.folder), now_s)
+            link.send(ours, to_json(load_message), (page.descriptor,))
+        return cls(process, ours, page, version, Path(load_message.folder), now_s)
 
     def handle_message(self, message: dict[str, Any], now_s: float) -> None:
         """Handle the worker's message about itself.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import EngineFailed
 from edgert.versions.slots import Version
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 STUCK_S = 10.0  # a worker that still runs this long after its kill is stuck
 CHECK_S_MAX = 30.0  # the longest time between two checks of workers
 LATE_S_MAX = 5.0  # if a check is later than this, daemon and workers were paused, as by `docker pause`
 
-StartWorker = Callable[[LoadOrder, Version, float], WorkerProcess]
+StartWorker = Callable[[LoadMessage, Version, float], WorkerProcess]
 
 
 class WorkerSet:
@@ -30,10 +30,10 @@ class WorkerSet:
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter([worker for worker in (self.serving, self.loading, *self._ending) if worker is not None])
 
-    def start(self, order: LoadOrder, version: Version) -> WorkerProcess:
+    def start(self, load_message: LoadMessage, version: Version) -> WorkerProcess:
         """Start a worker that loads `version`. Raises OSError."""
         self._checked_s = self._clock()
-        self.loading = self._start(order, version, self._clock())
+        self.loading = self._start(load_message, version, self._clock())
         return self.loading
 
     def switch(self) -> None:

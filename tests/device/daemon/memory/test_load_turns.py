@@ -16,7 +16,7 @@ from edgert.errors import Unavailable
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Slots, SlotState, Version
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from tests.support.stand_ins.workers import FakeWorker, connected, ready_message
 
 STEADY = Slots(SlotState.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
@@ -48,8 +48,8 @@ class World:
         )  # fmt: skip
         return self.services[model]
 
-    def _start(self, order: LoadOrder, version: Version, now_s: float) -> FakeWorker:
-        self.started.append(order.model)
+    def _start(self, load_message: LoadMessage, version: Version, now_s: float) -> FakeWorker:
+        self.started.append(load_message.model)
         return FakeWorker(version, now_s)
 
     def loaded(self, model: str) -> FakeWorker:

@@ -15,7 +15,7 @@ from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Slots, SlotState, Version
-from tests.support.stand_ins.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker
 
 NOW = 1000.0
 
@@ -31,9 +31,9 @@ class World:
 
     def add(self, model: str, mb: float = 0.0, used_at_s: float = 0.0, **changes: Any) -> ModelService:
         """Return a model whose worker uses `mb`; with 0, the model has no worker."""
-        workers = WorkerSet(lambda: 1000.0, lambda order, version, now_s: FakeWorker(version, now_s))
+        workers = WorkerSet(lambda: 1000.0, lambda load_message, version, now_s: FakeWorker(version, now_s))
         if mb:
-            worker = cast(FakeWorker, workers.start(ORDER, version_of(model)))
+            worker = cast(FakeWorker, workers.start(LOAD_MESSAGE, version_of(model)))
             workers.switch()
             worker.now_mb, worker.connected_at_s = mb, used_at_s
         service = SimpleNamespace(
@@ -87,7 +87,7 @@ def test_the_estimate_of_a_version_that_loads_does_not_count_the_files_of_the_ot
         (loading.store.folder / slot).mkdir(parents=True)
     with (loading.store.folder / "a" / "weights.bin").open("wb") as file:
         file.truncate(10**7)
-    loading.workers.start(ORDER, version_of("loading")).folder = loading.store.folder / "b"
+    loading.workers.start(LOAD_MESSAGE, version_of("loading")).folder = loading.store.folder / "b"
     assert world.admit(world.add("new"))
 
 

@@ -18,7 +18,7 @@ from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
 from tests.support.devices import WAIT_S_MAX
-from tests.support.stand_ins.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker
 from tests.support.statuses import LOADED, worker_figures
 
 
@@ -28,7 +28,7 @@ class World:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.services = {"echo": self._service("ready"), "idle": self._service("unloaded")}
-        self.services["echo"].workers.start(ORDER, Version(3, "d", good=True))
+        self.services["echo"].workers.start(LOAD_MESSAGE, Version(3, "d", good=True))
         self.services["echo"].workers.switch()
         self.worker = cast(FakeWorker, self.services["echo"].workers.serving)
         self.rounds = StatusRounds("boot", 500.0, self.services, lambda: self.now_s)
@@ -37,7 +37,7 @@ class World:
         self.client = ControlClient(theirs, 0.0)
 
     def _service(self, state: str) -> ModelService:
-        workers = WorkerSet(lambda: self.now_s, lambda order, version, now_s: FakeWorker(version, now_s))
+        workers = WorkerSet(lambda: self.now_s, lambda load_message, version, now_s: FakeWorker(version, now_s))
         return cast(ModelService, SimpleNamespace(workers=workers, status=lambda: ServingStatus(state)))
 
     def answer(self) -> DaemonStatus:

@@ -14,7 +14,7 @@ from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STO
 from edgert.errors import DeviceError, EdgeRTError, EngineFailed
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from tests.support.stand_ins.workers import ORDER, FakeWorker, ready_message
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker, ready_message
 
 VERSION = Version(1, "digest", good=True)
 
@@ -27,7 +27,7 @@ def worker() -> Iterator[FakeWorker]:
 
 
 def running(*command: str) -> WorkerProcess:
-    return WorkerProcess.start(ORDER, VERSION, 0.0, lambda theirs: subprocess.Popen(command))
+    return WorkerProcess.start(LOAD_MESSAGE, VERSION, 0.0, lambda theirs: subprocess.Popen(command))
 
 
 def test_a_worker_receives_its_order_and_the_run_page() -> None:
@@ -38,7 +38,7 @@ def test_a_worker_receives_its_order_and_the_run_page() -> None:
         return subprocess.Popen(["true"])
 
     ends: list[socket.socket] = []
-    worker = WorkerProcess.start(ORDER, VERSION, 0.0, start)
+    worker = WorkerProcess.start(LOAD_MESSAGE, VERSION, 0.0, start)
     received = link.receive(ends[0])
     assert received is not None
     got.append((received[0], len(received[1])))

@@ -7,7 +7,7 @@ import pytest
 from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX
 from edgert.daemon.workers.worker_set import CHECK_S_MAX, STUCK_S, WorkerSet
 from edgert.versions.slots import Version
-from tests.support.stand_ins.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker
 
 VERSION = Version(1, "d", good=True)
 
@@ -17,10 +17,10 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.set = WorkerSet(lambda: self.now_s, lambda order, version, now_s: FakeWorker(version, now_s))
+        self.set = WorkerSet(lambda: self.now_s, lambda load_message, version, now_s: FakeWorker(version, now_s))
 
     def start(self) -> FakeWorker:
-        worker = self.set.start(ORDER, VERSION)
+        worker = self.set.start(LOAD_MESSAGE, VERSION)
         assert isinstance(worker, FakeWorker)
         return worker
 
