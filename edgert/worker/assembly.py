@@ -15,8 +15,8 @@ from edgert.protocol import wire
 from edgert.state_dir import StateDir
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
-from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.reporter import Reporter, ReporterSettings, machine_facts
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spool import Spool
 from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
 from edgert.worker.connections.connections import Connections
@@ -44,8 +44,8 @@ class WorkerParts:
         near: The near cache; None if it is off.
         shadow: The comparison with the reference artifact; None if it is off.
         previous: The comparison with the previous version; None if no trial limits the agreement.
-        recorder: The recorder for requests of apps.
-        probes: The recorder for requests of checks, which telemetry counts separately.
+        app_spans: Counts the requests of apps.
+        probe_spans: Counts the requests of checks.
     """
 
     model: LoadedModel
@@ -55,8 +55,8 @@ class WorkerParts:
     shadow: Shadow | None
     previous: Shadow | None
     shadows: tuple[Shadow, ...]
-    recorder: WindowRecorder
-    probes: WindowRecorder
+    app_spans: SpanCounter
+    probe_spans: SpanCounter
     reporter: Reporter
     areas: AreaBudget
     sessions: Sessions
@@ -66,8 +66,8 @@ class WorkerParts:
 def assemble(load_message: LoadMessage, state: StateDir, config: DeviceConfig, model: LoadedModel) -> WorkerParts:
     """Create the parts that serve `model`, and connect them. `Worker.start` starts their threads."""
     serving, name = config.serving, model.version.manifest.model
-    recorder = WindowRecorder(name)
-    probes = WindowRecorder(name)
+    app_spans = SpanCounter(name)
+    probe_spans = SpanCounter(name)
 
     def notify(event: str, fields: Mapping[str, float]) -> None:
         log(f"{name}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
@@ -81,15 +81,21 @@ def assemble(load_message: LoadMessage, state: StateDir, config: DeviceConfig, m
     shadows = tuple(each for each in (shadow, previous) if each is not None)
     pipeline = Pipeline(model, batcher, cache, near=near, shadows=shadows)
     reporter = _reporter(
-        load_message.boot, state, config, model, recorder, lambda: _facts(probes, shadow, near), pipeline.release_memory
+        load_message.boot,
+        state,
+        config,
+        model,
+        app_spans,
+        lambda: _facts(probe_spans, shadow, near),
+        pipeline.release_memory,
     )
     frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
     areas = AreaBudget(areas_bytes_max(serving))
     sessions = Sessions(pipeline, model.version, serving, frame_bytes_max)
     connections = Connections(
         pipeline=pipeline,
-        recorder=recorder,
-        probes=probes,
+        app_spans=app_spans,
+        probe_spans=probe_spans,
         welcome=_welcome(model, pipeline, frame_bytes_max),
         frame_bytes_max=frame_bytes_max,
         connections_max=serving.connections_max,
@@ -105,8 +111,8 @@ def assemble(load_message: LoadMessage, state: StateDir, config: DeviceConfig, m
         shadow=shadow,
         previous=previous,
         shadows=shadows,
-        recorder=recorder,
-        probes=probes,
+        app_spans=app_spans,
+        probe_spans=probe_spans,
         reporter=reporter,
         areas=areas,
         sessions=sessions,
@@ -209,7 +215,7 @@ def _reporter(
     state: StateDir,
     config: DeviceConfig,
     model: LoadedModel,
-    recorder: WindowRecorder,
+    app_spans: SpanCounter,
     facts: Callable[[], Mapping[str, object]],
     window_ended: Callable[[], None],
 ) -> Reporter:
@@ -219,7 +225,7 @@ def _reporter(
     now.
     """
     return Reporter(
-        recorder,
+        app_spans,
         Spool(state.spool, log=log),
         ReporterSettings(
             Topics(config.site, config.device),
@@ -236,9 +242,9 @@ def _reporter(
     )
 
 
-def _facts(probes: WindowRecorder, shadow: Shadow | None, near: NearCache | None) -> dict[str, object]:
+def _facts(probe_spans: SpanCounter, shadow: Shadow | None, near: NearCache | None) -> dict[str, object]:
     """Return the number of probes, the figures of the parts that are on, and the facts of the machine."""
-    facts: dict[str, object] = {"probe_total": probes.snapshot().totals.requests}
+    facts: dict[str, object] = {"probe_total": probe_spans.snapshot().totals.requests}
     for part in (shadow, near):
         if part is not None:
             facts |= part.figures()

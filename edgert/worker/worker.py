@@ -158,8 +158,8 @@ class Worker:
         """Return the figures for the trial limits, of requests of apps and of probes."""
         parts = self._parts
         previous = parts.previous
-        both = [each.snapshot().totals for each in (parts.recorder, parts.probes)]
-        latency = merged([parts.recorder.latency(), parts.probes.latency()])
+        both = [each.snapshot().totals for each in (parts.app_spans, parts.probe_spans)]
+        latency = merged([parts.app_spans.latency(), parts.probe_spans.latency()])
         return {
             "requests": sum(totals.requests for totals in both),
             "failed": sum(totals.errors + totals.shed for totals in both),
@@ -172,7 +172,7 @@ class Worker:
         parts = self._parts
         if parts.previous is not None:  # these golden samples are not compared with the previous version
             parts.previous.stop_sampling()
-        before = parts.probes.snapshot().totals.requests
+        before = parts.probe_spans.snapshot().totals.requests
         try:
             with GoldenClient(parts.model.version, self._state, self._config) as client:
                 count = client.infer_many(int(message["count"]), float(message["for_s"]))
@@ -181,7 +181,7 @@ class Worker:
             count = 0
         # A request is recorded a moment after its answer was sent. The next figures must contain all requests.
         until = time.monotonic() + RECORDED_S_MAX
-        while parts.probes.snapshot().totals.requests < before + count and time.monotonic() < until:
+        while parts.probe_spans.snapshot().totals.requests < before + count and time.monotonic() < until:
             time.sleep(RECORDED_POLL_S)
         _send(end, {"op": "golden_sent", "count": count})
 
@@ -216,7 +216,7 @@ class Worker:
             near=None if parts.near is None else parts.near.status(),
             shadow=None if parts.shadow is None else parts.shadow.status(),
             alarms=parts.reporter.alarms,
-            requests=parts.recorder.snapshot(),
+            requests=parts.app_spans.snapshot(),
             shared_bytes=parts.areas.reserved_bytes,
             sessions=parts.sessions.count,
             session_bytes=parts.sessions.reserved_bytes,
