@@ -26,7 +26,7 @@ STOP_S_MAX = 25.0
 LOAD_S_MAX = 180.0
 PROGRESS_S_MAX = 900.0  # the longest time between two progress lines of an engine, such as during a TensorRT build
 EXIT_S_MAX = 1.0  # the longest time from the end of the link to the end of the process
-NO_ROUND = 0  # the number of a request for figures that nobody waits for
+NO_QUERY = 0  # the number of a query whose answer is ignored
 
 
 @dataclass(eq=False)
@@ -118,7 +118,7 @@ class WorkerProcess:
         return 0.0 if self.serves_since_s is None else now_s - self.serves_since_s
 
     @property
-    def leaving(self) -> bool:
+    def ending(self) -> bool:
         """Whether the worker was told to end."""
         return self.stop_by_s is not None or self.killed_at_s is not None
 
@@ -150,7 +150,7 @@ class WorkerProcess:
     def ask(self, now_s: float) -> None:
         """Ask the worker for a sign of life."""
         with contextlib.suppress(OSError):  # the link is full or closed
-            link.send(self.link, {"op": "stats", "id": NO_ROUND})
+            link.send(self.link, {"op": "stats", "id": NO_QUERY})
             self.asked_s = now_s
 
     def wait_for_end(self) -> str:

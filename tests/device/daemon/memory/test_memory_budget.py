@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget, Reservation, Room, make_room
+from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget, MemoryPlan, Reservation, plan_memory
 from edgert.daemon.memory.worker_sizes import PROGRAM_MB, LearnedSizes
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.workers.worker_set import WorkerSet
@@ -132,22 +132,22 @@ def reservation(model: str, mb: float, idle_s: float = 100.0, **kinds: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("need", "reservations", "room"),
+    ("need", "reservations", "plan"),
     [
-        (50, [], Room(True)),
-        (50, [reservation("a", 50)], Room(True)),
-        (50, [reservation("a", 60)], Room(False, ("a",))),
-        (50, [reservation("new", 40, 5), reservation("old", 40, 9)], Room(False, ("old",))),
-        (90, [reservation("new", 40, 5), reservation("old", 40, 9)], Room(False, ("old", "new"))),
-        (50, [reservation("a", 60, fixed=True)], Room(False)),
-        (50, [reservation("a", 60, idle_s=IDLE_S_MIN / 2)], Room(False)),
-        (50, [reservation("a", 60, leaving=True)], Room(False)),
-        (50, [reservation("pinned", 30, fixed=True), reservation("a", 40)], Room(False, ("a",))),
-        (80, [reservation("pinned", 30, fixed=True), reservation("a", 40)], Room(False)),
+        (50, [], MemoryPlan(True)),
+        (50, [reservation("a", 50)], MemoryPlan(True)),
+        (50, [reservation("a", 60)], MemoryPlan(False, ("a",))),
+        (50, [reservation("new", 40, 5), reservation("old", 40, 9)], MemoryPlan(False, ("old",))),
+        (90, [reservation("new", 40, 5), reservation("old", 40, 9)], MemoryPlan(False, ("old", "new"))),
+        (50, [reservation("a", 60, fixed=True)], MemoryPlan(False)),
+        (50, [reservation("a", 60, idle_s=IDLE_S_MIN / 2)], MemoryPlan(False)),
+        (50, [reservation("a", 60, ending=True)], MemoryPlan(False)),
+        (50, [reservation("pinned", 30, fixed=True), reservation("a", 40)], MemoryPlan(False, ("a",))),
+        (80, [reservation("pinned", 30, fixed=True), reservation("a", 40)], MemoryPlan(False)),
     ],
     ids=["empty", "fits", "one-goes", "oldest-goes", "two-go", "fixed", "in-use", "on-its-way", "beside", "in-vain"],
 )
 def test_the_least_recently_used_models_are_unloaded_and_no_more_than_necessary(
-    need: float, reservations: list[Reservation], room: Room
+    need: float, reservations: list[Reservation], plan: MemoryPlan
 ) -> None:
-    assert make_room(need, 100, reservations, NOW) == room
+    assert plan_memory(need, 100, reservations, NOW) == plan

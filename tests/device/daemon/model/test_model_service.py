@@ -478,7 +478,7 @@ def test_after_events_in_any_order_the_state_is_true(tmp_path: Path, seed: int) 
         assert (workers.serving is not None) == (state == "ready")
         assert (workers.loading is not None and not workers.serving) == (state == "loading")
         assert world.store.read().live is not None or state in ("stopped", "failed")
-        assert world.service.pauses or state not in ("restarting", "quarantined")
+        assert world.service.waits_for_restart or state not in ("restarting", "quarantined")
         theirs, ours = connected()
         with theirs, ours, suppress(EdgeRTError):
             world.service.connect(theirs)

@@ -121,7 +121,7 @@ def test_a_server_that_never_forked_a_worker_is_not_started_again(
     starts: Starts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = starts.ask()
-    starts.starter.abandon()
+    starts.starter.kill_unused_server()
     assert link.receive(starts.ends[0]) is None, "who waits for it sees the end"
     assert (process.pid, process.wait()) == (0, None)
     pid = starts.starter.pid

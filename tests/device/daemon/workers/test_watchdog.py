@@ -40,7 +40,7 @@ def test_checks_of_all_models_are_due_together() -> None:
     for world.now_s in (0.5, 17.0, 29.9):
         world.watchdog.plan()
         assert world.watchdog.due_s() == CHECK_S_MAX
-    world.workers.retire()
+    world.workers.stop_serving()
     assert world.watchdog.due_s() is None
 
 

@@ -56,7 +56,7 @@ def test_the_end_of_a_process_is_reported_by_its_code_or_signal() -> None:
     killed.kill(1.0, why)
     killed.kill(2.0)
     assert killed.wait_for_end() == "killed by signal 9"
-    assert (killed.failure, killed.killed_at_s, killed.leaving) == (why, 1.0, True)
+    assert (killed.failure, killed.killed_at_s, killed.ending) == (why, 1.0, True)
     for worker in (ended, killed):
         worker.link.close()
 

@@ -48,7 +48,7 @@ def test_a_switch_retires_the_worker_that_served(world: World) -> None:
     assert (world.set.serving, world.set.loading) == (old, new)
     world.set.switch()
     assert (world.set.serving, world.set.loading, list(world.set)) == (new, None, [new, old])
-    assert (old.leaving, new.leaving, old.asked()) == (True, False, ["stop"])
+    assert (old.ending, new.ending, old.asked()) == (True, False, ["stop"])
     assert world.set.due_s() == world.now_s + STOP_S_MAX
     world.wait(STOP_S_MAX + 0.1)
     assert old.killed
@@ -73,7 +73,7 @@ def test_a_pause_of_daemon_and_worker_does_not_count_as_time_of_a_load_or_an_end
     old = world.start()
     world.set.switch()
     worker = world.start()
-    world.set.retire()
+    world.set.stop_serving()
     world.pause(1000.0)
     world.wait(STOP_S_MAX - 1)
     assert (old.killed, worker.killed) == (False, False)
@@ -85,7 +85,7 @@ def test_a_pause_of_daemon_and_worker_does_not_count_as_time_of_a_load_or_an_end
 
 def test_the_end_of_an_abandoned_load_is_expected(world: World) -> None:
     worker = world.start()
-    world.set.abandon()
+    world.set.kill_loading()
     assert (worker.killed, world.set.loading, world.set.remove(worker)) == (True, None, False)
 
 
