@@ -60,7 +60,7 @@ from edgert.machine import process_mb
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from edgert_deploy.rollout.channels import Channels, SeenCounters
 from tests.support.paths import DIGITS, ROOT
 from tests.support.servers.brokers import Broker
@@ -263,14 +263,14 @@ def further_workers(state: Path, times: int) -> list[dict[str, Any]]:
     slots = store.read()
     version = slots.live
     assert version is not None
-    order = LoadOrder("digits", str(store.live_folder(slots)), version.digest, str(state), "b")
+    load_message = LoadMessage("digits", str(store.live_folder(slots)), version.digest, str(state), "b")
     starter = WorkerStarter()
     starts: dict[str, Callable[[socket.socket], Process]] = {"a fork": starter, "a program of its own": start_alone}
     took: dict[str, list[float]] = {how: [] for how in starts}
     for _ in range(times + 1):  # the first start is not counted, because its fork waits for the fork server
         for how, start_process in starts.items():
             began = time.monotonic()
-            worker = WorkerProcess.start(order, version, began, start_process)
+            worker = WorkerProcess.start(load_message, version, began, start_process)
             took[how].append(ready_s(worker) - began)
     starter.close()
     return [

@@ -30,12 +30,12 @@ from edgert.daemon.memory.worker_sizes import LearnedSizes
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.sockets.acceptor import PASSED_ON, Acceptor, reject
 from edgert.daemon.sockets.control_server import ControlClient, ControlServer
-from edgert.daemon.sockets.status_rounds import StatusRounds
+from edgert.daemon.sockets.status_queries import StatusQueries
 from edgert.daemon.system import incoming, service_manager
 from edgert.daemon.system.incoming import IncomingFolder
 from edgert.daemon.system.resources import PidFile, raise_descriptor_limit, sole_daemon
 from edgert.daemon.system.side_process import SideProcess
-from edgert.daemon.timed import Every, Timed, soonest_s
+from edgert.daemon.timed import Periodic, Timed, soonest_s
 from edgert.daemon.workers.fork_server import WorkerStarter
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import DeviceError, EdgeRTError, ModelNotFound, ProtocolError, StorageFailed
@@ -50,7 +50,7 @@ from edgert.versions import latest_time
 from edgert.versions.latest_time import LatestTime
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 STOP_S_MAX = 30.0
 FIRST_ROUND_S_MAX = 60.0  # the longest time until the follower's first round
@@ -80,20 +80,20 @@ class Supervisor:
         self._starter = WorkerStarter(self._has_several_models)
         self._budget = MemoryBudget(limit_mb, sizes, self._services, clock, lambda: self._starter.forks)
         self._turns = LoadTurns(self._services, self._budget, clock)
-        self._status_rounds = StatusRounds(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
+        self._status_queries = StatusQueries(self._boot, limit_mb, self._services, clock, lambda: state.read_only)
         self._control_server = ControlServer(self._selector, self._handle_request, clock)
         self._stop_by_s: float | None = None
         self._side_processes: list[SideProcess] = []
         self._follower: SideProcess | None = None
         self._hinted_at_s = -HINT_PAUSE_S
         self._due_s = 0.0  # the time when a part other than the acceptor is due
-        self._regular = [
-            Every(STATE_CHECK_S, self._check_state_folder, clock),
-            Every(incoming.CHECK_S, IncomingFolder(state.incoming, clock).clean, clock),
-            Every(latest_time.CHECK_S, LatestTime(state).store_clock, clock),
+        self._periodic = [
+            Periodic(STATE_CHECK_S, self._check_state_folder, clock),
+            Periodic(incoming.CHECK_S, IncomingFolder(state.incoming, clock).clean, clock),
+            Periodic(latest_time.CHECK_S, LatestTime(state).store_clock, clock),
         ]
         if (watchdog_s := service_manager.watchdog_s()) is not None:
-            self._regular.append(Every(watchdog_s, self._ping_watchdog, clock))
+            self._periodic.append(Periodic(watchdog_s, self._ping_watchdog, clock))
         self._reported_ready = False
         self._pid_file: PidFile | None = None  # locked while `run` runs
 
@@ -115,7 +115,7 @@ class Supervisor:
             self._start_side_processes()
             for model in sorted(self._state.model_names(), key=lambda name: not self._config.model(name).pinned):
                 self._service(model).sync()
-                self._collect(model)
+                self._remove_leftovers(model)
             while not self._done():
                 self._turn()
             self._reporter.close()
@@ -154,11 +154,11 @@ class Supervisor:
 
     def _timed_parts(self) -> list[Timed]:
         """Return each part that has a `tick` and a due time, except the acceptor."""
-        sockets = (self._control_server, self._status_rounds)
-        return [*self._services.values(), self._turns, *sockets, *self._side_processes, *self._regular]
+        sockets = (self._control_server, self._status_queries)
+        return [*self._services.values(), self._turns, *sockets, *self._side_processes, *self._periodic]
 
-    def _collect(self, model: str) -> None:
-        """Remove the files that a power cut or a failed trial left behind, unless an install is in progress."""
+    def _remove_leftovers(self, model: str) -> None:
+        """Remove the files of a power cut or a failed trial, unless an install is in progress."""
         store = self._services[model].store
         try:
             with store.installing():
@@ -168,7 +168,7 @@ class Supervisor:
 
     def _check_state_folder(self) -> None:
         """Stop if the state folder was removed, because no command can reach this daemon any more."""
-        if self._pid_file is not None and not self._pid_file.is_there() and self._stop_by_s is None:
+        if self._pid_file is not None and not self._pid_file.still_exists() and self._stop_by_s is None:
             log(f"{self._state.root} was removed or replaced, so no command reaches this daemon: the daemon stops")
             self._stop()
         self._own_alarms = self._channel_alarms()
@@ -195,7 +195,7 @@ class Supervisor:
             self._budget.learn()
             for service in self._services.values():
                 service.stop()
-            self._starter.abandon()
+            self._starter.kill_unused_server()
 
     # --- clients ------------------------------------------------------------------------------
 
@@ -260,9 +260,9 @@ class Supervisor:
                 self._services[model].stop()
         return self._services[model]
 
-    def _start_worker(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:
-        worker = WorkerProcess.start(order, version, now_s, self._starter)
-        service = self._services[order.model]
+    def _start_worker(self, load_message: LoadMessage, version: Version, now_s: float) -> WorkerProcess:
+        worker = WorkerProcess.start(load_message, version, now_s, self._starter)
+        service = self._services[load_message.model]
         self._selector.register(worker.link, selectors.EVENT_READ, lambda: self._receive(service, worker))
         return worker
 
@@ -288,7 +288,7 @@ class Supervisor:
 
     def _handle_message(self, service: ModelService, worker: WorkerProcess, message: dict[str, Any]) -> None:
         if message["op"] == "stats":
-            self._status_rounds.handle_message(service.model, message)
+            self._status_queries.handle_message(service.model, message)
             return
         service.handle_message(worker, message)
         if message["op"] == "ready":
@@ -315,18 +315,18 @@ class Supervisor:
     def _handle_request(self, control: ControlClient, request: dict[str, Any]) -> None:
         op = request["op"]
         if op == "status":
-            self._status_rounds.begin(control)
+            self._status_queries.begin(control)
         elif op == "stop":
             control.reply(answer_of({"pid": os.getpid()}))
             self._stop()
         elif op == "sync":
             service = self._installed_service(str(request["model"]))
 
-            def settled(error: EdgeRTError | None) -> None:
+            def reply(error: EdgeRTError | None) -> None:
                 self._report_slots()
                 control.reply(answer_of(to_json(service.status())) if error is None else error_answer(error))
 
-            service.sync(settled)
+            service.sync(reply)
         elif op == "follow":  # a hint that the channel may have changed
             self._follow_hint()
             control.reply(answer_of({}))

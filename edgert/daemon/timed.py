@@ -17,7 +17,7 @@ class Timed(Protocol):
     def due_s(self) -> float | None: ...
 
 
-class Every:
+class Periodic:
     """Calls `do` at the first `tick`, and then once every `period_s` on `clock`."""
 
     def __init__(self, period_s: float, do: Callable[[], object], clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""The reporter: a worker's thread that turns its recorder's windows into spooled messages.
+"""The reporter: a worker's thread that turns the span counter's windows into spooled messages.
 
 Once per window the reporter appends `metrics` and `hist`. Between windows the reporter sleeps, so that an idle device
 does not wake up. If the spool fails, the messages of a window are lost, but no request fails. The reporter logs the
@@ -23,7 +23,7 @@ from edgert.telemetry.spans import WindowReport
 from edgert.telemetry.spool import Spool
 
 if TYPE_CHECKING:  # the daemon imports this module for its events, without NumPy
-    from edgert.telemetry.recorder import WindowRecorder
+    from edgert.telemetry.span_counter import SpanCounter
 
 WINDOW_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -44,7 +44,7 @@ class ReporterSettings:
 
 
 class Reporter:
-    """Reports one model's recorder to the spool.
+    """Reports one model's span counter to the spool.
 
     Tests pass their own clocks and call `tick` themselves. `facts` returns further fields of `metrics`. `window_ended`
     is called before each report.
@@ -52,7 +52,7 @@ class Reporter:
 
     def __init__(
         self,
-        recorder: WindowRecorder,
+        counter: SpanCounter,
         spool: Spool,
         settings: ReporterSettings,
         *,
@@ -67,7 +67,7 @@ class Reporter:
         self.alarms_changed: Callable[[], object] = lambda: None
         self._alarms = alarms or Alarms({})
         self._readings = Readings()
-        self._recorder = recorder
+        self._counter = counter
         self._spool = spool
         self._settings = settings
         self._clock = clock
@@ -88,14 +88,14 @@ class Reporter:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT_S)
-        self._report(self._recorder.cut(), up=False)
+        self._report(self._counter.end_window(), up=False)
 
     def tick(self) -> bool:
         """Report the window if it is over; return whether it was over."""
         if self._clock() < self._window_ends_at:
             return False
         self._window_ended()
-        self._report(self._recorder.cut(), up=True)
+        self._report(self._counter.end_window(), up=True)
         # The next window ends a full window from now, not after the planned end: missed windows of a suspend are not
         # reported.
         self._window_ends_at = self._clock() + self._settings.window_s
@@ -110,7 +110,7 @@ class Reporter:
                 name,
                 boot=self._settings.boot,
                 ts_ms=self._ts_ms(),
-                model=self._recorder.model,
+                model=self._counter.model,
                 model_version=self._settings.model_version,
                 **fields,
             )

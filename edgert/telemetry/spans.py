@@ -1,4 +1,4 @@
-"""Spans of served requests, and the figures that the recorder computes from them."""
+"""Spans of served requests, and the figures that are computed from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RequestSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """Counters since the recorder started; they only grow.
+    """Counts since the worker started; they only grow.
 
     Attributes:
         requests: The number of requests with any outcome.

@@ -204,7 +204,7 @@ LIMIT_NAMES = tuple(_KINDS)
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenLimit:
     """A broken limit. `value` is None if the device could not measure it."""
 
     name: str
@@ -213,7 +213,7 @@ class Broken:
     message: str
 
 
-def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Broken]:
+def broken_limits(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[BrokenLimit]:
     """Return the broken limits. Before the end of the watch, only a value that is certain breaks a limit.
 
     At the end, a limit that could not be measured is also broken.
@@ -226,9 +226,9 @@ def broken(limits: TrialLimits, readings: Readings, *, at_end: bool) -> list[Bro
             if (value > limit) if kind.is_highest else (value < limit):
                 side = "above" if kind.is_highest else "below"
                 text = f"{name} is {kind.text(value)}, {side} its limit of {kind.text(limit)}"
-                reasons.append(Broken(name, value, limit, f"{text} ({readings.described()})"))
+                reasons.append(BrokenLimit(name, value, limit, f"{text} ({readings.described()})"))
         elif at_end:
-            reasons.append(Broken(name, None, limit, _not_measured(name, readings)))
+            reasons.append(BrokenLimit(name, None, limit, _not_measured(name, readings)))
     return reasons
 
 

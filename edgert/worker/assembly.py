@@ -15,8 +15,8 @@ from edgert.protocol import wire
 from edgert.state_dir import StateDir
 from edgert.telemetry.alarms import Alarms
 from edgert.telemetry.messages import Topics, release_id
-from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.reporter import Reporter, ReporterSettings, machine_facts
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spool import Spool
 from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
 from edgert.worker.connections.connections import Connections
@@ -30,7 +30,7 @@ from edgert.worker.pipeline.near_cache import NearCache, image_axes
 from edgert.worker.pipeline.pipeline import Pipeline
 from edgert.worker.shadow.agreement import scores_output
 from edgert.worker.shadow.shadow import ReferenceProcess, Shadow
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 PAIR_US_MIN = 20.0  # above this engine time for one item, two requests gain from a shared run (decision 17)
 TRIAL_SHARE = 0.25  # during a trial, the previous version also answers this share of the requests, at idle priority
@@ -44,8 +44,8 @@ class WorkerParts:
         near: The near cache; None if it is off.
         shadow: The comparison with the reference artifact; None if it is off.
         previous: The comparison with the previous version; None if no trial limits the agreement.
-        recorder: The recorder for requests of apps.
-        probes: The recorder for requests of checks, which telemetry counts separately.
+        app_spans: Counts the requests of apps.
+        probe_spans: Counts the requests of checks.
     """
 
     model: LoadedModel
@@ -55,19 +55,19 @@ class WorkerParts:
     shadow: Shadow | None
     previous: Shadow | None
     shadows: tuple[Shadow, ...]
-    recorder: WindowRecorder
-    probes: WindowRecorder
+    app_spans: SpanCounter
+    probe_spans: SpanCounter
     reporter: Reporter
     areas: AreaBudget
     sessions: Sessions
     connections: Connections
 
 
-def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: LoadedModel) -> WorkerParts:
+def assemble(load_message: LoadMessage, state: StateDir, config: DeviceConfig, model: LoadedModel) -> WorkerParts:
     """Create the parts that serve `model`, and connect them. `Worker.start` starts their threads."""
     serving, name = config.serving, model.version.manifest.model
-    recorder = WindowRecorder(name)
-    probes = WindowRecorder(name)
+    app_spans = SpanCounter(name)
+    probe_spans = SpanCounter(name)
 
     def notify(event: str, fields: Mapping[str, float]) -> None:
         log(f"{name}: {event} " + " ".join(f"{k}={v}" for k, v in fields.items()))
@@ -76,20 +76,26 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
     batcher = _batcher(model, config)
     cache = PredictionCache(int(serving.cache_mb * 1e6), serving.cache_ttl_s)
     near = _near_cache(model, config)
-    shadow = _shadow(order, config, model, notify)
-    previous = _previous_version(order)
+    shadow = _shadow(load_message, config, model, notify)
+    previous = _previous_version(load_message)
     shadows = tuple(each for each in (shadow, previous) if each is not None)
     pipeline = Pipeline(model, batcher, cache, near=near, shadows=shadows)
     reporter = _reporter(
-        order.boot, state, config, model, recorder, lambda: _facts(probes, shadow, near), pipeline.release_memory
+        load_message.boot,
+        state,
+        config,
+        model,
+        app_spans,
+        lambda: _facts(probe_spans, shadow, near),
+        pipeline.release_memory,
     )
     frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
     areas = AreaBudget(areas_bytes_max(serving))
     sessions = Sessions(pipeline, model.version, serving, frame_bytes_max)
     connections = Connections(
         pipeline=pipeline,
-        recorder=recorder,
-        probes=probes,
+        app_spans=app_spans,
+        probe_spans=probe_spans,
         welcome=_welcome(model, pipeline, frame_bytes_max),
         frame_bytes_max=frame_bytes_max,
         connections_max=serving.connections_max,
@@ -105,8 +111,8 @@ def assemble(order: LoadOrder, state: StateDir, config: DeviceConfig, model: Loa
         shadow=shadow,
         previous=previous,
         shadows=shadows,
-        recorder=recorder,
-        probes=probes,
+        app_spans=app_spans,
+        probe_spans=probe_spans,
         reporter=reporter,
         areas=areas,
         sessions=sessions,
@@ -175,27 +181,32 @@ def _near_cache(model: LoadedModel, config: DeviceConfig) -> NearCache | None:
 
 
 def _shadow(
-    order: LoadOrder, config: DeviceConfig, model: LoadedModel, notify: Callable[[str, Mapping[str, float]], None]
+    load_message: LoadMessage,
+    config: DeviceConfig,
+    model: LoadedModel,
+    notify: Callable[[str, Mapping[str, float]], None],
 ) -> Shadow | None:
     """Return the shadow; None if it is not configured, or if the bundle has no reference artifact."""
-    settings = config.model(order.model)
+    settings = config.model(load_message.model)
     if not settings.shadow:
         return None
     if model.version.reference is None:
-        log(f"{order.model}: shadow is set, but the bundle has no reference artifact: build it with --with-reference")
+        log(
+            f"{load_message.model}: shadow is set, but the bundle has no reference artifact: build it with --with-reference"
+        )
         return None
-    return Shadow(lambda: ReferenceProcess(order), settings.shadow, settings.shadow_alarm, notify)
+    return Shadow(lambda: ReferenceProcess(load_message), settings.shadow, settings.shadow_alarm, notify)
 
 
-def _previous_version(order: LoadOrder) -> Shadow | None:
+def _previous_version(load_message: LoadMessage) -> Shadow | None:
     """Return the comparison with the previous version; None if no trial limits the agreement.
 
     The previous version answers a share of the requests too, at idle priority.
     """
-    if order.previous is None:
+    if load_message.previous is None:
         return None
-    folder, digest = order.previous
-    before = replace(order, folder=folder, digest=digest)
+    folder, digest = load_message.previous
+    before = replace(load_message, folder=folder, digest=digest)
     return Shadow(lambda: ReferenceProcess(before, as_served=True), TRIAL_SHARE, 0.0, lambda event, fields: None)
 
 
@@ -204,7 +215,7 @@ def _reporter(
     state: StateDir,
     config: DeviceConfig,
     model: LoadedModel,
-    recorder: WindowRecorder,
+    app_spans: SpanCounter,
     facts: Callable[[], Mapping[str, object]],
     window_ended: Callable[[], None],
 ) -> Reporter:
@@ -214,7 +225,7 @@ def _reporter(
     now.
     """
     return Reporter(
-        recorder,
+        app_spans,
         Spool(state.spool, log=log),
         ReporterSettings(
             Topics(config.site, config.device),
@@ -231,9 +242,9 @@ def _reporter(
     )
 
 
-def _facts(probes: WindowRecorder, shadow: Shadow | None, near: NearCache | None) -> dict[str, object]:
+def _facts(probe_spans: SpanCounter, shadow: Shadow | None, near: NearCache | None) -> dict[str, object]:
     """Return the number of probes, the figures of the parts that are on, and the facts of the machine."""
-    facts: dict[str, object] = {"probe_total": probes.snapshot().totals.requests}
+    facts: dict[str, object] = {"probe_total": probe_spans.snapshot().totals.requests}
     for part in (shadow, near):
         if part is not None:
             facts |= part.figures()

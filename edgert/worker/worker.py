@@ -34,7 +34,7 @@ from edgert.versions.installed import load_version
 from edgert.worker.assembly import WorkerParts, assemble
 from edgert.worker.loading.model import LoadedModel, load_model
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from edgert.worker_link.run_page import RunPage
 
 DRAIN_S = 20.0  # the longest wait for engine runs in progress; the worker waits for nothing else
@@ -66,16 +66,16 @@ def _serve(end: socket.socket) -> int:
     received = link.receive(end)
     if received is None:
         return 0
-    order, page = from_json(LoadOrder, received[0]), RunPage(received[1][0])
-    state = StateDir(Path(order.state_dir))
+    load_message, page = from_json(LoadMessage, received[0]), RunPage(received[1][0])
+    state = StateDir(Path(load_message.state_dir))
     prefer_for_oom(500)  # when memory runs out, the kernel ends a worker before the supervisor
     with contextlib.suppress(OSError):  # `ps` and `top` show the model
-        Path("/proc/self/comm").write_text(order.model)
+        Path("/proc/self/comm").write_text(load_message.model)
     try:
         config = read_config(state)
-        version = load_version(Path(order.folder), order.digest, config)
+        version = load_version(Path(load_message.folder), load_message.digest, config)
         model = load_model(version, state, config, lambda line: link.send(end, {"op": "progress", "line": line[:500]}))
-        worker = Worker(assemble(order, state, config, _watched(model, page)), state, config)
+        worker = Worker(assemble(load_message, state, config, _with_run_page(model, page)), state, config)
     except EdgeRTError as error:
         _send(end, link.failure_message(error))
         return 1
@@ -158,8 +158,8 @@ class Worker:
         """Return the figures for the trial limits, of requests of apps and of probes."""
         parts = self._parts
         previous = parts.previous
-        both = [each.snapshot().totals for each in (parts.recorder, parts.probes)]
-        latency = merged([parts.recorder.latency(), parts.probes.latency()])
+        both = [each.snapshot().totals for each in (parts.app_spans, parts.probe_spans)]
+        latency = merged([parts.app_spans.latency(), parts.probe_spans.latency()])
         return {
             "requests": sum(totals.requests for totals in both),
             "failed": sum(totals.errors + totals.shed for totals in both),
@@ -172,7 +172,7 @@ class Worker:
         parts = self._parts
         if parts.previous is not None:  # these golden samples are not compared with the previous version
             parts.previous.stop_sampling()
-        before = parts.probes.snapshot().totals.requests
+        before = parts.probe_spans.snapshot().totals.requests
         try:
             with GoldenClient(parts.model.version, self._state, self._config) as client:
                 count = client.infer_many(int(message["count"]), float(message["for_s"]))
@@ -181,7 +181,7 @@ class Worker:
             count = 0
         # A request is recorded a moment after its answer was sent. The next figures must contain all requests.
         until = time.monotonic() + RECORDED_S_MAX
-        while parts.probes.snapshot().totals.requests < before + count and time.monotonic() < until:
+        while parts.probe_spans.snapshot().totals.requests < before + count and time.monotonic() < until:
             time.sleep(RECORDED_POLL_S)
         _send(end, {"op": "golden_sent", "count": count})
 
@@ -216,7 +216,7 @@ class Worker:
             near=None if parts.near is None else parts.near.status(),
             shadow=None if parts.shadow is None else parts.shadow.status(),
             alarms=parts.reporter.alarms,
-            requests=parts.recorder.snapshot(),
+            requests=parts.app_spans.snapshot(),
             shared_bytes=parts.areas.reserved_bytes,
             sessions=parts.sessions.count,
             session_bytes=parts.sessions.reserved_bytes,
@@ -229,13 +229,13 @@ def _send(end: socket.socket, message: dict[str, Any]) -> None:
         link.send(end, message)
 
 
-def _watched(model: LoadedModel, page: RunPage) -> LoadedModel:
+def _with_run_page(model: LoadedModel, page: RunPage) -> LoadedModel:
     """Return `model` with sessions that note their runs on `page`."""
     return replace(
         model,
-        session=page.watch(model.session),
-        more_sessions=tuple(map(page.watch, model.more_sessions)),
-        reactor_sessions=tuple(map(page.watch, model.reactor_sessions)),
+        session=page.track(model.session),
+        more_sessions=tuple(map(page.track, model.more_sessions)),
+        reactor_sessions=tuple(map(page.track, model.reactor_sessions)),
     )
 
 

@@ -1,7 +1,7 @@
 """Messages between the daemon and its workers: JSON in single datagrams, with descriptors attached.
 
 The daemon starts a process with `start`; the new process gets its end of the link from `inherited_end`. The daemon's
-first message to a worker is a `LoadOrder`, with the run page as descriptor. All other messages have the key `op`:
+first message to a worker is a `LoadMessage`, with the run page as descriptor. All other messages have the key `op`:
 
     to a worker     other keys
     connection      the HelloFlags that are set; the client's socket is the descriptor

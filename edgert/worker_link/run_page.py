@@ -44,12 +44,12 @@ class RunPage:
         os.ftruncate(descriptor, PAGE_BYTES)
         return cls(descriptor, clock_ns)
 
-    def watch(self, session: Session) -> Session:
+    def track(self, session: Session) -> Session:
         """Return a session like `session` that notes its runs on this page."""
         assert self._sessions < SESSIONS_MAX, "the page has no space for another session"
-        watched = _WatchedSession(session, self._words, 2 * self._sessions, self._clock_ns)
+        tracked = _TrackedSession(session, self._words, 2 * self._sessions, self._clock_ns)
         self._sessions += 1
-        return watched
+        return tracked
 
     def running_since_s(self) -> float | None:
         """Return the start time of the longest run in progress, in monotonic seconds; None without a run."""
@@ -67,23 +67,23 @@ class RunPage:
         os.close(self.descriptor)
 
 
-class _WatchedSession:
+class _TrackedSession:
     def __init__(self, session: Session, words: memoryview, at: int, clock_ns: Callable[[], int]) -> None:
         self.inputs: tuple[TensorSpec, ...] = session.inputs
         self.outputs: tuple[TensorSpec, ...] = session.outputs
         self.close = session.close
         ended_at = at + 1
 
-        def watched(run: Callable[[Sequence[NDArray[Any]]], T]) -> Callable[[Sequence[NDArray[Any]]], T]:
-            def watched_run(tensors: Sequence[NDArray[Any]]) -> T:
+        def tracked(run: Callable[[Sequence[NDArray[Any]]], T]) -> Callable[[Sequence[NDArray[Any]]], T]:
+            def tracked_run(tensors: Sequence[NDArray[Any]]) -> T:
                 words[at] = began = clock_ns()
                 try:
                     return run(tensors)
                 finally:
                     words[ended_at] = began
 
-            return watched_run
+            return tracked_run
 
         # Every request runs this code, and a closure is faster than attributes of `self`.
-        self.run = watched(session.run)
-        self.release_memory = watched(session.release_memory)
+        self.run = tracked(session.run)
+        self.release_memory = tracked(session.release_memory)

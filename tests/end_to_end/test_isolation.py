@@ -28,7 +28,7 @@ from edgert.versions.install import install
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from edgert.worker_link.run_page import RunPage
 from tests.support.clients import ITEM, load
 from tests.support.devices import WAIT_S_MAX, Device, a_device, events, wait_until
@@ -284,8 +284,8 @@ class OneService:
             self._start,
         )
 
-    def _start(self, order: LoadOrder, version: Version, now_s: float) -> WorkerProcess:
-        self._workers.append(WorkerProcess.start(order, version, now_s))
+    def _start(self, load_message: LoadMessage, version: Version, now_s: float) -> WorkerProcess:
+        self._workers.append(WorkerProcess.start(load_message, version, now_s))
         return self._workers[-1]
 
     def turn(self) -> None:
@@ -391,7 +391,7 @@ class GatedSession(Session):
 def test_the_other_process_sees_in_a_run_page_when_a_run_begins_and_ends() -> None:
     page, session = RunPage.create(lambda: 5_000_000_000), GatedSession()
     other_side = RunPage(os.dup(page.descriptor))
-    watched = page.watch(session)
+    watched = page.track(session)
     assert (other_side.running_since_s(), other_side.last_run_s()) == (None, 0.0)
     thread = threading.Thread(target=watched.run, args=([],))
     thread.start()
@@ -405,5 +405,5 @@ def test_the_other_process_sees_in_a_run_page_when_a_run_begins_and_ends() -> No
 def test_a_run_that_raises_counts_as_ended() -> None:
     page = RunPage.create()
     with pytest.raises(TypeError):
-        page.watch(GatedSession()).run()  # type: ignore[call-arg]  # no tensors
+        page.track(GatedSession()).run()  # type: ignore[call-arg]  # no tensors
     assert page.running_since_s() is None

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from edgert.telemetry import messages, stages
 from edgert.telemetry.messages import Topics
 from edgert.telemetry.mqtt import Connection
-from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.sketch import Sketch
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spans import RequestSpan
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.store.batch import MINUTE_MS
@@ -88,22 +88,22 @@ class Pi:
 
 
 class Sender:
-    """A device with the real window recorder; `window` returns the messages of one window of latencies."""
+    """A device with the real span counter; `window` returns the messages of one window of latencies."""
 
     def __init__(self, device: str, model: str = "digits", boot: str = "b1", site: str = "plant-a") -> None:
         self.topics = Topics(site, device)
         self.model, self.boot, self.seq = model, boot, 0
         self._clock_s = 0.0
-        self._recorder = WindowRecorder(model, lambda: 0.0)
+        self._spans = SpanCounter(model, lambda: 0.0)
 
     def window(self, latencies_ms: Sequence[float] = (), *, errors: int = 0, window_s: float = 60) -> Sent:
         for latency in latencies_ms:
-            self._recorder.record(RequestSpan("ok", round(latency * 1000), batch=1))
+            self._spans.record(RequestSpan("ok", round(latency * 1000), batch=1))
         for _ in range(errors):
-            self._recorder.record(RequestSpan("error", 1))
+            self._spans.record(RequestSpan("error", 1))
         self.seq += 1
         self._clock_s += window_s
-        report = self._recorder.cut(now=self._clock_s)
+        report = self._spans.end_window(now=self._clock_s)
         envelope = messages.envelope(ts_ms=int(self._clock_s * 1000), boot=self.boot, seq=self.seq)
         hist = messages.hist_fields(report, model_version="r7")
         metrics = messages.metrics_fields(report, up=True, model_version="r7", facts={})

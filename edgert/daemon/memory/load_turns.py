@@ -12,16 +12,16 @@ from edgert.errors import Overloaded
 from edgert.versions.slots import Slots
 
 TURN_S = 10.0  # a longer load, such as a TensorRT build, does not delay others
-ROOM_RETRY_S = 0.05
-ROOM_S_MAX = 10.0  # the longest wait for memory after a client requested the model
+MEMORY_RETRY_S = 0.05
+MEMORY_WAIT_S_MAX = 10.0  # the longest wait for memory after a client requested the model
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """The wait of a model for memory. The next attempt to load the model is at `again_at_s`."""
+    """The wait of a model for memory. The next attempt to load the model is at `retry_at_s`."""
 
     since_s: float
-    again_at_s: float
+    retry_at_s: float
 
 
 class LoadTurns:
@@ -50,7 +50,7 @@ class LoadTurns:
         """Return whether `service` may load its live version now. If not, `tick` tries again.
 
         Raises Unavailable if the version never fits into the memory budget. Raises Overloaded if other models have used
-        the memory for ROOM_S_MAX.
+        the memory for MEMORY_WAIT_S_MAX.
         """
         model = service.model
         self._queued.discard(model)
@@ -62,16 +62,16 @@ class LoadTurns:
             return True
         now_s = self._clock()
         since_s = now_s if wait is None else wait.since_s
-        if now_s >= max(since_s, service.requested_at_s or since_s) + ROOM_S_MAX:
+        if now_s >= max(since_s, service.requested_at_s or since_s) + MEMORY_WAIT_S_MAX:
             raise Overloaded("there is no memory for this model, because other models use it", retry_after_s=1.0)
-        self._waits[model] = _Wait(since_s, now_s + ROOM_RETRY_S)
+        self._waits[model] = _Wait(since_s, now_s + MEMORY_RETRY_S)
         return False
 
     def tick(self) -> None:
         """Try the loads that are due."""
         now_s = self._clock()
         for model, wait in list(self._waits.items()):
-            if now_s >= wait.again_at_s:
+            if now_s >= wait.retry_at_s:
                 self._try_again(self._services[model])
                 if self._waits.get(model) is wait:  # the model no longer waits for memory
                     del self._waits[model]
@@ -84,11 +84,11 @@ class LoadTurns:
 
     def due_s(self) -> float | None:
         """Return the time when `tick` is due, on the clock; None if nothing is due."""
-        times = [wait.again_at_s for wait in self._waits.values()] + (self._ends_s() if self._queued else [])
+        times = [wait.retry_at_s for wait in self._waits.values()] + (self._ends_s() if self._queued else [])
         return min(times, default=None)
 
     def _try_again(self, service: ModelService) -> None:
-        if not service.pauses:
+        if not service.waits_for_restart:
             service.sync()
 
     def _free_turn(self) -> bool:

@@ -72,10 +72,10 @@ class MemoryBudget:
                     self._sizes.learn(worker.version.digest, worker.measure())
 
     def _make_room(self, need_mb: float, reservations: Sequence[Reservation], model: str) -> bool:
-        room = make_room(need_mb, self._limit_mb, reservations, self._clock())
-        for other in room.unload:
-            self._services[other].unload(f"room for {model}")
-        return room.now
+        plan = plan_memory(need_mb, self._limit_mb, reservations, self._clock())
+        for other in plan.unload:
+            self._services[other].unload(f"memory for {model}")
+        return plan.fits
 
     def _reservations(self, asking: ModelService | None = None) -> list[Reservation]:
         """Return the memory of all workers. Of the service `asking`, include only workers that end."""
@@ -85,7 +85,7 @@ class MemoryBudget:
         reservations = []
         workers = service.workers
         for worker in workers:
-            if service is asking and not worker.leaving:
+            if service is asking and not worker.ending:
                 continue
             mb = worker.mb or self._sizes.of(worker.version.digest) or estimated_mb(worker.folder, self._forks())
             fixed = (
@@ -95,38 +95,38 @@ class MemoryBudget:
                 or workers.loading is not None
             )
             used_at_s = self._clock() if workers.busy else worker.used_at_s
-            reservations.append(Reservation(service.model, mb, used_at_s, worker.leaving, fixed and not worker.leaving))
+            reservations.append(Reservation(service.model, mb, used_at_s, worker.ending, fixed and not worker.ending))
         return reservations
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A worker's part of the budget. A `leaving` worker frees it soon; a `fixed` worker stays loaded."""
+    """A worker's part of the budget. An `ending` worker frees it soon; a `fixed` worker stays loaded."""
 
     model: str
     mb: float
     used_at_s: float = 0.0
-    leaving: bool = False
+    ending: bool = False
     fixed: bool = False  # the model is pinned, on trial, or loads a version
 
 
 @dataclass(frozen=True)
-class Room:
-    """Whether there is memory `now`. If not, unload the models in `unload`; if it is empty, wait."""
+class MemoryPlan:
+    """Whether a version fits now. If not, unload the models in `unload`; if it is empty, wait."""
 
-    now: bool
+    fits: bool
     unload: tuple[str, ...] = ()
 
 
-def make_room(need_mb: float, limit_mb: float, reservations: Sequence[Reservation], now_s: float) -> Room:
+def plan_memory(need_mb: float, limit_mb: float, reservations: Sequence[Reservation], now_s: float) -> MemoryPlan:
     """Decide how `need_mb` fits under `limit_mb` beside `reservations`.
 
     The least recently used models are unloaded first, and as few models as possible. If all of them together would not
     free enough memory, no model is unloaded.
     """
-    staying = [each for each in reservations if not each.leaving]
+    staying = [each for each in reservations if not each.ending]
     if need_mb <= limit_mb - sum(each.mb for each in reservations):
-        return Room(now=True)
+        return MemoryPlan(fits=True)
     missing = need_mb - (limit_mb - sum(each.mb for each in staying))
     going: list[str] = []
     for each in sorted(staying, key=lambda one: one.used_at_s):
@@ -135,4 +135,4 @@ def make_room(need_mb: float, limit_mb: float, reservations: Sequence[Reservatio
         if not each.fixed and now_s - each.used_at_s >= IDLE_S_MIN:
             going.append(each.model)
             missing -= each.mb
-    return Room(now=False, unload=tuple(going) if missing <= 0 else ())
+    return MemoryPlan(fits=False, unload=tuple(going) if missing <= 0 else ())

@@ -54,14 +54,14 @@ from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Slots, Version
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 # The states that are alarms.
 ALARMING = frozenset({ModelState.DEGRADED, ModelState.RESTARTING, ModelState.QUARANTINED, ModelState.FAILED})
 # Faults of config.toml or of the installed packages. Both may have changed since the install of the version.
 DEVICE_FAULTS = (ConfigInvalid, NotCompatible, EngineMissing)
 
-Settled = Callable[[EdgeRTError | None], None]
+OnSettled = Callable[[EdgeRTError | None], None]
 
 
 class ModelService:
@@ -94,12 +94,12 @@ class ModelService:
         self.wanted = self.pinned or not config.serving.memory_mb
         self.requested_at_s: float | None = None  # the time of the last request that was refused
         self._no_room: dict[str, Any] = {}  # the last event `no_room` since a load was admitted
-        self._idle = ModelState.STOPPED  # the state while no worker serves or loads
-        self._waiting: list[Settled] = []
+        self._idle_state = ModelState.STOPPED  # while no worker serves or loads
+        self._on_settled: list[OnSettled] = []
         self._report = report
         self._admit = admit
         self._clock = clock
-        self._order = partial(LoadOrder, model, state_dir=str(state_dir.root), boot=boot)
+        self._load_message = partial(LoadMessage, model, state_dir=str(state_dir.root), boot=boot)
         self.workers = WorkerSet(clock, start_worker)
         self._watchdog = Watchdog(config.serving, self.workers, clock, self._recycle)
         self._restarts = Restarts(clock, self._restart)
@@ -118,41 +118,41 @@ class ModelService:
 
     # --- inputs -------------------------------------------------------------------------------
 
-    def sync(self, settled: Settled | None = None) -> None:
-        """Serve the live version. Call `settled` with None once the version serves, else with the error."""
-        if settled is not None:
-            self._waiting.append(settled)
+    def sync(self, on_settled: OnSettled | None = None) -> None:
+        """Serve the live version. Call `on_settled` with None once the version serves, else with the error."""
+        if on_settled is not None:
+            self._on_settled.append(on_settled)
             self._restarts.distrusted.clear()  # a command chose the version
-        if self._idle is ModelState.STOPPING:
+        if self._idle_state is ModelState.STOPPING:
             self._settle(Unavailable("the daemon is stopping"))
             return
         try:
             slots = self.store.read()
         except EdgeRTError as error:
-            if self._idle is ModelState.STOPPED:  # a version may be live
+            if self._idle_state is ModelState.STOPPED:  # a version may be live
                 log(f"model {self.model}: {error.message}")
-                self.fault, self._idle = error, ModelState.FAILED
+                self.fault, self._idle_state = error, ModelState.FAILED
                 self._restart()
             self._settle(error)
             return
         if isinstance(self.fault, StorageFailed):
             self.fault = None
         self._restarts.cancel()
-        self.trial.follow(slots)
+        self.trial.update(slots)
         if self.store.fault is not None:  # a rollback is not yet written, because the disk was full or read-only
             self._slot_writer.attempt("record the rollback", self.store.record)
         serving, loading = self.workers.serving, self.workers.loading
         if loading is not None and not loading.runs(slots.live):
-            self.workers.abandon()
+            self.workers.kill_loading()
         if slots.live is None:
             if slots.rolled_back is None:  # no version failed: somebody removed the model's folder
                 self.fault = None
-            self.workers.retire()
+            self.workers.stop_serving()
             self._serve_none(ModelState.STOPPED)
         elif serving is not None and serving.runs(slots.live):
             self._settle(None)
         elif self.workers.loading is None:
-            self._bring_up(slots, slots.live)
+            self._load_if_admitted(slots, slots.live)
 
     def connect(self, client: socket.socket, flags: HelloFlags = NO_FLAGS) -> None:
         """Pass a client's connection to the worker that serves. Raises EdgeRTError if no worker serves."""
@@ -190,7 +190,7 @@ class ModelService:
         was_loading = worker is self.workers.loading
         if not self.workers.remove(worker):
             return
-        self._idle = ModelState.FAILED
+        self._idle_state = ModelState.FAILED
         if not worker.process.pid:
             fault = worker.failure or DeviceError("no worker can be started: the fork server ended")
             self._crashed(worker.version, fault, blamed=False)
@@ -214,15 +214,15 @@ class ModelService:
         """End the worker, to free memory for another model. The model loads again when a client requests it."""
         worker = self.workers.serving
         if worker is not None:
-            self.workers.retire()
-            self.wanted, self.requested_at_s, self._idle = False, None, ModelState.UNLOADED
+            self.workers.stop_serving()
+            self.wanted, self.requested_at_s, self._idle_state = False, None, ModelState.UNLOADED
             self._report("unloaded", {"release": worker.version.release, "reason": reason})
 
     def stop(self) -> None:
         """Stop with the daemon: every worker answers its current requests and refuses new requests."""
-        self._idle = ModelState.STOPPING
-        self.workers.abandon()  # a worker that loads has no clients
-        self.workers.retire(final=True)
+        self._idle_state = ModelState.STOPPING
+        self.workers.kill_loading()  # a worker that loads has no clients
+        self.workers.stop_serving(final=True)
         self._restarts.cancel()
         self._slot_writer.clear()
         self.trial.stop()
@@ -233,11 +233,11 @@ class ModelService:
     @property
     def needs_turn(self) -> bool:
         """Whether a load may wait for the loads of other models."""
-        return not (self._waiting or self.trial.in_progress or self.workers.serving)
+        return not (self._on_settled or self.trial.in_progress or self.workers.serving)
 
     @property
-    def pauses(self) -> bool:
-        """Whether a restart is planned after a pause. Until then, no load may start."""
+    def waits_for_restart(self) -> bool:
+        """Whether a restart is planned. Until then, no load may start."""
         return self._restarts.due_s() is not None
 
     @property
@@ -273,11 +273,11 @@ class ModelService:
         worker = self.workers.serving
         if worker is not None:
             return ModelState.DEGRADED if worker.loaded and worker.loaded.degraded else ModelState.SERVING
-        return self._idle if self.workers.loading is None else ModelState.LOADING
+        return self._idle_state if self.workers.loading is None else ModelState.LOADING
 
     # --- loading ------------------------------------------------------------------------------
 
-    def _bring_up(self, slots: Slots, version: Version) -> None:
+    def _load_if_admitted(self, slots: Slots, version: Version) -> None:
         """Load `version` if the model is wanted and `admit` allows the load."""
         if not self.wanted and not (self.trial.in_progress or self.workers.serving):
             self._serve_none(ModelState.UNLOADED)
@@ -285,7 +285,7 @@ class ModelService:
         self._restarts.note_start(version.digest)
         try:
             if not self._admit(self, slots):
-                self._idle = ModelState.WAITING
+                self._idle_state = ModelState.WAITING
                 return
         except EdgeRTError as error:
             self._refuse(version, error)
@@ -295,11 +295,11 @@ class ModelService:
         self._start(slots, version)
 
     def _refuse(self, version: Version, fault: EdgeRTError) -> None:
-        """Do not load `version`, which `admit` refused with `fault`, until the next request of a client."""
+        """Do not load `version` until the next request of a client, because `admit` refused it with `fault`."""
         if not isinstance(fault, Overloaded):
             self.fault = fault
         self.wanted, self.requested_at_s = self.pinned, None
-        self._idle = ModelState.FAILED if self.fault else ModelState.UNLOADED
+        self._idle_state = ModelState.FAILED if self.fault else ModelState.UNLOADED
         if self.trial.is_of(version):
             self._roll_back(version, fault)
             return
@@ -311,24 +311,24 @@ class ModelService:
 
     def _serve_none(self, idle: ModelState) -> None:
         """Serve no version for now. If there is a fault, clients receive the fault as the reason."""
-        self._idle = ModelState.FAILED if self.fault else idle
+        self._idle_state = ModelState.FAILED if self.fault else idle
         self._settle(None)
 
     def _restart(self) -> None:
         """Start the next worker, now or once the slots can be read."""
 
-        def follow() -> None:
+        def read_and_sync() -> None:
             self.store.read()  # if this read fails, the slot writer tries again; `sync` would not
             self.sync()
 
-        self._slot_writer.attempt("restart", follow)
+        self._slot_writer.attempt("restart", read_and_sync)
 
     def _start(self, slots: Slots, version: Version) -> None:
         folder = str(self.store.live_folder(slots))
         previous = previous_version(self.store, slots)
-        order = self._order(folder, version.digest, previous=previous)
+        load_message = self._load_message(folder, version.digest, previous=previous)
         try:
-            self.workers.start(order, version)
+            self.workers.start(load_message, version)
         except OSError as error:  # too little memory or too many processes; the version did not cause this
             self._crashed(version, DeviceError(f"no worker can be started: {error.strerror}"), blamed=False)
 
@@ -379,7 +379,7 @@ class ModelService:
         elif blamed and self._restarts.too_many:
             self._roll_back(version, fault, of_trial=False)
             return
-        self._idle = ModelState.RESTARTING
+        self._idle_state = ModelState.RESTARTING
         self._restarts.plan()
 
     def _roll_back(
@@ -410,13 +410,13 @@ class ModelService:
         self.sync()
 
     def _quarantine(self, version: Version, fault: EdgeRTError) -> None:
-        self._idle = ModelState.QUARANTINED
+        self._idle_state = ModelState.QUARANTINED
         counted = {"crashes": self._restarts.crashes, "retry_s": self._restarts.plan()}
         self._report("quarantined", {"release": version.release, "reason": fault.message, **counted})
         self._settle(fault)
 
     def _settle(self, error: EdgeRTError | None) -> None:
-        """Call the waiting `settled` functions."""
-        waiting, self._waiting = self._waiting, []
-        for settled in waiting:
-            settled(error)
+        """Tell the callers of `sync` that the version serves, or why it does not."""
+        waiting, self._on_settled = self._on_settled, []
+        for on_settled in waiting:
+            on_settled(error)

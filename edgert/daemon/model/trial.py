@@ -1,6 +1,6 @@
 """The trial of one model: its time, and the watch of its limits.
 
-`Trial` follows the slots, and starts a `TrialWatch` if the trial has limits.
+`Trial` starts a `TrialWatch` if the trial has limits.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Trial:
         self.fault: EdgeRTError | None = None  # the reason why the trial could not end after its time
         self._watch: TrialWatch | None = None
         self._last: TrialStatus | None = None  # the result of the last watch
-        self._unwatched: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
+        self._to_watch: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
 
-    def follow(self, slots: Slots) -> None:
+    def update(self, slots: Slots) -> None:
         """Update the trial from the slots."""
         self._ends_at_s = None
         self.in_progress = slots.on_trial
@@ -69,7 +69,7 @@ class Trial:
 
     def begin(self, worker: WorkerProcess) -> None:
         """Start to watch the limits, if the trial of `worker`'s version has limits."""
-        self._watch, self._unwatched = None, worker
+        self._watch, self._to_watch = None, worker
         error = self._slot_writer.attempt("begin the watch", partial(self._begin, worker))
         if error is not None:  # a trial with limits that are never watched ends with a rollback
             log(f"model {self._model}: the trial limits are not watched yet: {error.message}")
@@ -87,7 +87,7 @@ class Trial:
 
     def watches(self, worker: WorkerProcess) -> bool:
         """Return whether a watch of the limits on `worker` is in progress or planned."""
-        return worker is self._unwatched or (self._watch is not None and worker is self._watch.worker)
+        return worker is self._to_watch or (self._watch is not None and worker is self._watch.worker)
 
     def handle_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         """Handle a worker's message `figures` or `golden_sent`."""
@@ -102,7 +102,7 @@ class Trial:
 
     def forget(self) -> None:
         """Stop watching a version whose trial is over."""
-        self._watch = self._unwatched = self.fault = None
+        self._watch = self._to_watch = self.fault = None
 
     def stop(self) -> None:
         """Stop watching; the trial continues without this daemon."""
@@ -130,15 +130,15 @@ class Trial:
         return self._last if self._watch is None else self._watch.status(self._clock())
 
     def _begin(self, worker: WorkerProcess) -> None:
-        if worker is not self._unwatched:
+        if worker is not self._to_watch:
             return
         slots = self._store.read()
         limits = slots.limits
         if limits is None or limits.passed or not worker.runs(slots.live):
-            self._unwatched = None
+            self._to_watch = None
             return
         begun = self._store.start_watch()
-        self._unwatched = None
+        self._to_watch = None
         if begun:
             self._watch = TrialWatch(limits, worker, self._clock())
         else:
@@ -170,7 +170,7 @@ class Trial:
             self._watch = None
             return
         self._watch = None
-        self.follow(slots)
+        self.update(slots)
         self._report("kept" if watch.limits.unattended else "limits_held", fields)
 
     def _expire(self) -> None:

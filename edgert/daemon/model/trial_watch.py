@@ -23,10 +23,10 @@ from edgert.versions.trial_limits import (
     BROKEN_CHECKS_MAX,
     FILL_S_MAX,
     REQUESTS_MIN,
-    Broken,
+    BrokenLimit,
     Readings,
     TrialLimits,
-    broken,
+    broken_limits,
     doubt,
 )
 from edgert.worker_link import link
@@ -53,7 +53,7 @@ class TrialWatch:
         self.limits = limits
         self.worker = worker
         self.phase = TrialPhase.WATCHING
-        self.finding: Broken | None = None
+        self.finding: BrokenLimit | None = None
         self.concluded = False  # whether `Trial` has acted on the result
         self.readings = Readings()
         self._temp_c = temp_c
@@ -86,7 +86,7 @@ class TrialWatch:
             link.send(self.worker.link, {"op": "figures"})
         if now_s - self._received_s > SILENT_S_MAX + self._period_s:
             message = f"the worker reported no figures for {now_s - self._received_s:.0f} s"
-            self._break(Broken("worker", None, SILENT_S_MAX, message))
+            self._break(BrokenLimit("worker", None, SILENT_S_MAX, message))
 
     def count_golden(self, samples: int) -> None:
         """Count golden samples that a command sent."""
@@ -120,7 +120,7 @@ class TrialWatch:
         if ended and self._too_few():
             self._fill()
             return
-        reasons = broken(self.limits, self.readings, at_end=ended)
+        reasons = broken_limits(self.limits, self.readings, at_end=ended)
         self._streak = self._streak + 1 if reasons else 0
         if reasons and (ended or self._streak >= BROKEN_CHECKS_MAX):
             self._break(reasons[0])
@@ -140,7 +140,7 @@ class TrialWatch:
         self.phase = TrialPhase.FILLING
         self._due_s += FILL_S_MAX + FILL_GRACE_S  # a message arrives when the samples are answered
 
-    def _break(self, finding: Broken) -> None:
+    def _break(self, finding: BrokenLimit) -> None:
         self.phase, self.finding = TrialPhase.BROKEN, finding
 
     def watched_s(self, now_s: float) -> float:

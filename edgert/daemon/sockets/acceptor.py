@@ -57,7 +57,7 @@ class Acceptor:
         self._pending: dict[socket.socket, _PendingHello] = {}  # oldest first
         self._spare_buffer: FrameBuffer | None = None  # the buffer of the last hello, because a new buffer costs 9 µs
         self._kept_hellos: dict[bytes, dict[str, Any]] = {}  # bytes -> content, which must not be changed
-        self._paused: socket.socket | None = None
+        self._paused_listener: socket.socket | None = None
         self._resume_at_s = 0.0
         self._allowed = float(BURST_MAX)
         self._allowed_at_s = clock()
@@ -89,13 +89,13 @@ class Acceptor:
         now_s = self._clock()
         while self._pending and (oldest := next(iter(self._pending.values()))).until_s < now_s:
             self._drop(oldest, ProtocolError(f"no hello arrived within {HELLO_S_MAX:.0f} s: send a HELLO frame first"))
-        if self._paused is not None and now_s >= self._resume_at_s:
-            listener, self._paused = self._paused, None
+        if self._paused_listener is not None and now_s >= self._resume_at_s:
+            listener, self._paused_listener = self._paused_listener, None
             self._selector.register(listener, selectors.EVENT_READ, lambda: self.accept(listener))
 
     def due_s(self) -> float | None:
         times = [next(iter(self._pending.values())).until_s] if self._pending else []
-        times += [self._resume_at_s] if self._paused is not None else []
+        times += [self._resume_at_s] if self._paused_listener is not None else []
         return min(times, default=None)
 
     def _allowance(self) -> int:
@@ -107,7 +107,7 @@ class Acceptor:
 
     def _pause(self, listener: socket.socket, pause_s: float) -> None:
         self._selector.unregister(listener)
-        self._paused, self._resume_at_s = listener, self._clock() + pause_s
+        self._paused_listener, self._resume_at_s = listener, self._clock() + pause_s
 
     def _add(self, pending: _PendingHello) -> None:
         most = min(PENDING_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // PENDING_SHARE)

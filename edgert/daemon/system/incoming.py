@@ -2,8 +2,8 @@
 
 A host can resume an interrupted transfer for PARTIAL_S_MAX after its last byte. Other files in this folder belong to
 commands that take a few minutes. The age of a file depends on the wall clock, which may jump by years on a device
-without a battery. So no file is removed while the wall clock is not synchronized. A file must also
-have stayed unchanged for WATCHED_S_MIN on the monotonic clock.
+without a battery. So no file is removed while the wall clock is not synchronized. A file must also have stayed
+unchanged for WATCHED_S_MIN on the monotonic clock.
 """
 
 from __future__ import annotations

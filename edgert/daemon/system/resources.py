@@ -24,7 +24,7 @@ class PidFile:
     path: Path
     inode: int | None
 
-    def is_there(self) -> bool:
+    def still_exists(self) -> bool:
         """Return whether the locked file still exists, not only a new file at the same path."""
         try:
             return self.inode is None or self.path.stat().st_ino == self.inode

@@ -57,8 +57,8 @@ class WorkerStarter:
         """Whether the next worker is a fork."""
         return self._forks and self._saves_memory()
 
-    def abandon(self) -> None:
-        """Kill a fork server that has started no worker yet. The links of waiting workers then close."""
+    def kill_unused_server(self) -> None:
+        """Kill a fork server that has started no worker yet, so that the links of waiting workers close."""
         if self._server is not None and not self._server.forked:
             self._server.process.kill()
 

@@ -19,14 +19,14 @@ from edgert.machine import process_mb
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from edgert.worker_link.run_page import RunPage
 
 STOP_S_MAX = 25.0
 LOAD_S_MAX = 180.0
 PROGRESS_S_MAX = 900.0  # the longest time between two progress lines of an engine, such as during a TensorRT build
 EXIT_S_MAX = 1.0  # the longest time from the end of the link to the end of the process
-NO_ROUND = 0  # the number of a request for figures that nobody waits for
+NO_QUERY = 0  # the number of a query whose answer is ignored
 
 
 @dataclass(eq=False)
@@ -69,12 +69,12 @@ class WorkerProcess:
     @classmethod
     def start(
         cls,
-        order: LoadOrder,
+        load_message: LoadMessage,
         version: Version,
         now_s: float,
         start_process: Callable[[socket.socket], Process] = start_alone,
     ) -> WorkerProcess:
-        """Start a process and send it `order`. Raises OSError."""
+        """Start a process and send it `load_message`. Raises OSError."""
         with contextlib.ExitStack() as on_error:
             page = RunPage.create()
             on_error.callback(page.close)
@@ -85,8 +85,8 @@ class WorkerProcess:
             on_error.pop_all()
         ours.setblocking(False)
         with contextlib.suppress(OSError):  # the process has already ended; the loop will see the closed link
-            link.send(ours, to_json(order), (page.descriptor,))
-        return cls(process, ours, page, version, Path(order.folder), now_s)
+            link.send(ours, to_json(load_message), (page.descriptor,))
+        return cls(process, ours, page, version, Path(load_message.folder), now_s)
 
     def handle_message(self, message: dict[str, Any], now_s: float) -> None:
         """Handle the worker's message about itself.
@@ -118,7 +118,7 @@ class WorkerProcess:
         return 0.0 if self.serves_since_s is None else now_s - self.serves_since_s
 
     @property
-    def leaving(self) -> bool:
+    def ending(self) -> bool:
         """Whether the worker was told to end."""
         return self.stop_by_s is not None or self.killed_at_s is not None
 
@@ -150,7 +150,7 @@ class WorkerProcess:
     def ask(self, now_s: float) -> None:
         """Ask the worker for a sign of life."""
         with contextlib.suppress(OSError):  # the link is full or closed
-            link.send(self.link, {"op": "stats", "id": NO_ROUND})
+            link.send(self.link, {"op": "stats", "id": NO_QUERY})
             self.asked_s = now_s
 
     def wait_for_end(self) -> str:

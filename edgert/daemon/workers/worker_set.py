@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.errors import EngineFailed
 from edgert.versions.slots import Version
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 STUCK_S = 10.0  # a worker that still runs this long after its kill is stuck
 CHECK_S_MAX = 30.0  # the longest time between two checks of workers
 LATE_S_MAX = 5.0  # if a check is later than this, daemon and workers were paused, as by `docker pause`
 
-StartWorker = Callable[[LoadOrder, Version, float], WorkerProcess]
+StartWorker = Callable[[LoadMessage, Version, float], WorkerProcess]
 
 
 class WorkerSet:
@@ -30,21 +30,21 @@ class WorkerSet:
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter([worker for worker in (self.serving, self.loading, *self._ending) if worker is not None])
 
-    def start(self, order: LoadOrder, version: Version) -> WorkerProcess:
+    def start(self, load_message: LoadMessage, version: Version) -> WorkerProcess:
         """Start a worker that loads `version`. Raises OSError."""
         self._checked_s = self._clock()
-        self.loading = self._start(order, version, self._clock())
+        self.loading = self._start(load_message, version, self._clock())
         return self.loading
 
     def switch(self) -> None:
         """Let the worker that loaded serve, and end the worker that served."""
-        self.retire()
+        self.stop_serving()
         worker, self.loading = self.loading, None
         assert worker is not None  # the caller has received its message
         worker.serves_since_s = worker.connected_at_s = self._clock()
         self.serving = worker
 
-    def retire(self, *, final: bool = False) -> None:
+    def stop_serving(self, *, final: bool = False) -> None:
         """Tell the worker that serves to finish its requests and end. `final` means that the daemon stops."""
         if self.serving is not None:
             self._checked_s = self._clock()
@@ -52,8 +52,7 @@ class WorkerSet:
             self._ending.append(self.serving)
             self.serving = None
 
-    def abandon(self) -> None:
-        """Kill the worker that loads."""
+    def kill_loading(self) -> None:
         if self.loading is not None:
             self.loading.kill(self._clock())
             self._ending.append(self.loading)
@@ -74,7 +73,7 @@ class WorkerSet:
         """Kill each worker that takes too long to load or to end."""
         now_s, due_s, loading = self._clock(), self.due_s(), self.loading
         if due_s is not None and now_s - due_s > LATE_S_MAX:
-            self._leave_out(now_s - self._checked_s)  # nothing shows when the pause began
+            self._extend_limits(now_s - self._checked_s)  # nothing shows when the pause began
         self._checked_s = now_s
         if loading is not None and now_s > loading.started_s + loading.load_s_max:
             message = f"release {loading.version.release} did not load within {loading.load_s_max:.0f} s, its limit"
@@ -91,8 +90,8 @@ class WorkerSet:
             times.append(self.loading.started_s + self.loading.load_s_max)
         return min([*times, self._checked_s + CHECK_S_MAX]) if times else None
 
-    def _leave_out(self, pause_s: float) -> None:
-        """Move the time limits of all workers, because no process ran for `pause_s`."""
+    def _extend_limits(self, pause_s: float) -> None:
+        """Extend the time limits of all workers, because no process ran for `pause_s`."""
         if self.loading is not None:
             self.loading.started_s += pause_s
         for worker in self._ending:

@@ -17,7 +17,7 @@ from edgert.protocol import wire
 from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.local_socket import SEND_BUFFER_BYTES, timeval
 from edgert.protocol.sharing import SharedArea, send_with_descriptor
-from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spans import RequestSpan
 from edgert.worker.connections.buffers import FIRST_BUFFER_BYTES, BufferBudget, SpareBuffers
 from edgert.worker.connections.sessions import ClientSession
@@ -43,14 +43,14 @@ class Connection:
         self,
         sock: socket.socket,
         pipeline: Pipeline,
-        recorder: WindowRecorder,
+        counter: SpanCounter,
         frame_bytes_max: int,
         budget: BufferBudget,
         spare: SpareBuffers | None = None,
     ) -> None:
         self.sock = sock
         self._pipeline = pipeline
-        self.record = recorder.record
+        self.record = counter.record
         self._frame_bytes_max = frame_bytes_max
         self.budget = budget
         budget.resize(0, FIRST_BUFFER_BYTES)

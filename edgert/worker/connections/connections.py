@@ -14,7 +14,7 @@ from edgert.log import log
 from edgert.protocol import wire
 from edgert.protocol.hello import NO_FLAGS, HelloFlags
 from edgert.protocol.local_socket import send_all
-from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.worker.connections.admission import Admission, Peer
 from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.buffers import BufferBudget, SpareBuffers
@@ -38,16 +38,16 @@ class Connections:
     """Serves clients with `pipeline`. `final_frame` is the last frame for clients that must leave.
 
     Args:
-        recorder: The recorder that counts the requests of apps.
-        probes: The recorder that counts the requests of checks.
+        app_spans: Counts the requests of apps.
+        probe_spans: Counts the requests of checks.
         reactor_limits: The limits of a run in the reactor; None if the model has no reactor.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        recorder: WindowRecorder,
-        probes: WindowRecorder,
+        app_spans: SpanCounter,
+        probe_spans: SpanCounter,
         welcome: bytes,
         frame_bytes_max: int,
         connections_max: int,
@@ -57,8 +57,8 @@ class Connections:
     ) -> None:
         self._sessions = sessions
         self._pipeline = pipeline
-        self._recorder = recorder
-        self._probes = probes
+        self._app_spans = app_spans
+        self._probe_spans = probe_spans
         self._welcome = welcome
         self._frame_bytes_max = frame_bytes_max
         self._budget = BufferBudget()
@@ -125,11 +125,11 @@ class Connections:
         """Greet and serve one connection. Its thread runs this."""
         connection = None
         try:
-            recorder = self._probes if flags.probe else self._recorder
+            spans = self._probe_spans if flags.probe else self._app_spans
             spare = None
             with contextlib.suppress(IndexError):
                 spare = self._spare.pop()
-            connection = Connection(sock, self._pipeline, recorder, self._frame_bytes_max, self._budget, spare)
+            connection = Connection(sock, self._pipeline, spans, self._frame_bytes_max, self._budget, spare)
             if flags.session:
                 connection.begin(self._sessions.open())
             connection.greet(

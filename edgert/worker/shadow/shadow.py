@@ -32,7 +32,7 @@ from edgert.protocol.local_socket import send_all
 from edgert.typed_json import to_json
 from edgert.worker.shadow.agreement import Agreement
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 
 QUEUE_MAX = 1
 WINDOW = 50
@@ -191,7 +191,7 @@ class ReferenceProcess:
     loading the version.
     """
 
-    def __init__(self, order: LoadOrder, *, as_served: bool = False) -> None:
+    def __init__(self, load_message: LoadMessage, *, as_served: bool = False) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -202,7 +202,7 @@ class ReferenceProcess:
         self._sock = ours
         self._frames = FrameBuffer(FRAME_BYTES_MAX)
         try:
-            self._sock.sendall(wire.json_frame(wire.HELLO, {**to_json(order), "as_served": as_served}))
+            self._sock.sendall(wire.json_frame(wire.HELLO, {**to_json(load_message), "as_served": as_served}))
             self._receive()
         except BaseException:
             self.close()

@@ -1,10 +1,10 @@
 """The reference's process: one session of the FP32 artifact, at idle priority, beside a live worker.
 
-With `as_served` in the order, the process loads a version like a worker: the first artifact that loads.
+With `as_served` in the message, the process loads a version like a worker: the first artifact that loads.
 
-The process receives the load order as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames with a
-request's inputs and its live answer, and returns RESULT frames with the agreement of the reference. It ends with its
-link.
+The process receives the `LoadMessage` as a HELLO frame and answers WELCOME or ERROR. Then it receives INFER frames
+with a request's inputs and its live answer, and returns RESULT frames with the agreement of the reference. It ends with
+its link.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _serve(end: socket.socket) -> None:
             end.sendall(wire.error_frame(error))
 
 
-def _open(order: dict[str, Any]) -> Any:
+def _open(load_message: dict[str, Any]) -> Any:
     """Load the reference; return the function that compares an INFER frame with the reference's answer."""
     from edgert.bundle.manifest import ArtifactEntry
     from edgert.checks.golden_samples import load_checked
@@ -77,14 +77,14 @@ def _open(order: dict[str, Any]) -> Any:
     from edgert.versions.installed import first_working, load_version
     from edgert.worker.shadow.agreement import compare, scores_output
 
-    state = StateDir(Path(order["state_dir"]))
-    version = load_version(Path(order["folder"]), order["digest"], read_config(state))
+    state = StateDir(Path(load_message["state_dir"]))
+    version = load_version(Path(load_message["folder"]), load_message["digest"], read_config(state))
     options = EngineOptions(threads=THREADS, cache_dir=state.cache)
 
     def opened(artifact: ArtifactEntry) -> Session:
         return load_checked(version, artifact, options)[0]
 
-    if order["as_served"]:
+    if load_message["as_served"]:
         session = first_working(version, opened).value
     elif version.reference is None:
         raise BundleError("the bundle has no reference artifact for this device; build it with --with-reference")

@@ -12,8 +12,8 @@ from edgert.config import AlarmConfig, parse_config
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.alarms import Alarms, Change, Readings
 from edgert.telemetry.messages import Topics
-from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.reporter import Reporter, ReporterSettings
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spans import Outcome, RequestSpan
 from edgert.telemetry.spool import Spool
 
@@ -57,7 +57,7 @@ def test_without_a_target_no_latency_is_an_alarm() -> None:
 
 def test_the_memory_of_a_worker_is_the_part_that_the_daemons_limit_counts() -> None:
     shared = {"rss_bytes": 10**15}  # with memory that other workers share
-    worker_mb = Readings().of(WindowRecorder("digits").cut(), shared)["worker_mb"]
+    worker_mb = Readings().of(SpanCounter("digits").end_window(), shared)["worker_mb"]
     assert worker_mb is not None
     assert worker_mb < 10**6
 
@@ -69,9 +69,9 @@ class Device:
         self.now, self.facts = 0.0, {"temp_c": 40.0}
         self.logged: list[str] = []
         self.spool = Spool(folder / "telemetry.db")
-        self.recorder = WindowRecorder("digits", lambda: self.now)
+        self.counter = SpanCounter("digits", lambda: self.now)
         self.reporter = Reporter(
-            self.recorder,
+            self.counter,
             self.spool,
             ReporterSettings(Topics("plant-a", "pi-07"), "b1", "r7"),
             clock=lambda: self.now,
@@ -83,7 +83,7 @@ class Device:
     def window(self, outcomes: dict[Outcome, int], took_us: int = 1000) -> None:
         for outcome, count in outcomes.items():
             for _ in range(count):
-                self.recorder.record(RequestSpan(outcome, took_us))
+                self.counter.record(RequestSpan(outcome, took_us))
         self.now += 60
         self.reporter.tick()
 

@@ -11,7 +11,7 @@ import pytest
 from edgert.errors import ConfigInvalid, ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, Topics, parse_topic
-from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spans import RequestSpan, WindowReport
 from edgert.tensors import StageTimes
 
@@ -19,11 +19,11 @@ TOPICS = Topics("plant-a", "pi-07")
 
 
 def report() -> WindowReport:
-    recorder = WindowRecorder("digits", lambda: 0.0)
-    recorder.record(RequestSpan("ok", 9_000, StageTimes(engine_us=8_000, queue_us=30), batch=2))
-    recorder.record(RequestSpan("ok", 40, cache_hit=True))
-    recorder.record(RequestSpan("error", 5))
-    return recorder.cut(now=60.0)
+    counter = SpanCounter("digits", lambda: 0.0)
+    counter.record(RequestSpan("ok", 9_000, StageTimes(engine_us=8_000, queue_us=30), batch=2))
+    counter.record(RequestSpan("ok", 40, cache_hit=True))
+    counter.record(RequestSpan("error", 5))
+    return counter.end_window(now=60.0)
 
 
 def hist_payload(**changes: object) -> bytes:
@@ -105,9 +105,9 @@ def test_a_path_that_is_not_utf8_does_not_prevent_an_event() -> None:
 
 
 def test_a_window_without_requests_leaves_out_every_figure_of_requests() -> None:
-    recorder = WindowRecorder("digits", clock=lambda: 0.0)
-    recorder.record(RequestSpan("error", 5))
-    fields = messages.metrics_fields(recorder.cut(now=60.0), up=True, model_version="r7", facts={})
+    counter = SpanCounter("digits", clock=lambda: 0.0)
+    counter.record(RequestSpan("error", 5))
+    fields = messages.metrics_fields(counter.end_window(now=60.0), up=True, model_version="r7", facts={})
     payload = json.loads(messages.dump(fields))
     assert {name for name in payload if name.endswith("_ms") or name == "batch_mean"} == set()
     assert (payload["req_total"], payload["err_total"], payload["lat_le_10ms_total"]) == (1, 1, 0)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topics
-from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.reporter import Reporter, ReporterSettings
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spans import RequestSpan
 from edgert.telemetry.spool import ROWS_MAX, Spool
 from tests.support.devices import wait_until
@@ -36,9 +36,9 @@ class Bench:
         self.clock = Clock()
         self.said: list[str] = []
         self.spool = Spool(folder / "telemetry.db", rows_max=rows)
-        self.recorder = WindowRecorder("digits", self.clock)
+        self.counter = SpanCounter("digits", self.clock)
         self.reporter = Reporter(
-            self.recorder,
+            self.counter,
             self.spool,
             ReporterSettings(TOPICS, "b1", "r7"),
             clock=self.clock,
@@ -58,7 +58,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_a_window_is_reported_at_its_end_and_not_before(bench: Bench) -> None:
-    bench.recorder.record(RequestSpan("ok", 2_000))
+    bench.counter.record(RequestSpan("ok", 2_000))
     assert not bench.after(59)
     assert bench.spool.take(10) == []
     assert bench.after(1)
@@ -77,7 +77,7 @@ def test_after_a_suspend_one_long_window_is_reported_and_not_many_short_windows(
 
 
 def test_a_stop_reports_the_rest_of_the_window_and_that_the_model_is_down(bench: Bench) -> None:
-    bench.recorder.record(RequestSpan("ok", 2_000))
+    bench.counter.record(RequestSpan("ok", 2_000))
     bench.clock.now += 7
     bench.reporter.stop()
     hist, metrics = (message.payload for message in bench.spool.take(10))
@@ -111,7 +111,7 @@ def test_a_failing_spool_is_logged_once_and_reports_continue_when_it_works_again
 
 def test_the_thread_sends_reports_and_stops(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "telemetry.db")
-    reporter = Reporter(WindowRecorder("digits"), spool, ReporterSettings(TOPICS, "b1", "r7", 0.05))
+    reporter = Reporter(SpanCounter("digits"), spool, ReporterSettings(TOPICS, "b1", "r7", 0.05))
     reporter.start()
     wait_until(lambda: len(spool.take(10)) >= 4, "two windows in the spool")
     reporter.stop()
@@ -122,7 +122,7 @@ def test_the_thread_sends_reports_and_stops(tmp_path: Path) -> None:
 
 def test_the_reporter_sleeps_to_the_end_of_the_window(bench: Bench) -> None:
     assert bench.reporter.pause_s() == 60
-    bench.recorder.record(RequestSpan("ok", 2_000))
+    bench.counter.record(RequestSpan("ok", 2_000))
     bench.after(20)
     assert bench.reporter.pause_s() == 40
     bench.after(40)
@@ -136,7 +136,7 @@ def test_hours_without_a_broker_lose_no_event_and_every_lost_window_is_counted(t
     for minute in range(hours * 60):
         if minute == 150:  # the spool has been full for 25 minutes; tracing makes each window three times as expensive
             tracemalloc.start()
-        bench.recorder.record(RequestSpan("ok", 2_000, batch=1))
+        bench.counter.record(RequestSpan("ok", 2_000, batch=1))
         bench.after(60)
         if minute % 60 == 0:
             bench.reporter.event("worker_crashed", restarts=minute)

@@ -12,8 +12,8 @@ import pytest
 from edgert.errors import ProtocolError
 from edgert.telemetry import messages, stages
 from edgert.telemetry.messages import PAYLOAD_BYTES_MAX, HistMessage
-from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, RELATIVE_ERROR_MAX, Sketch
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spans import STAGES, RequestSpan
 from edgert.tensors import StageTimes
 
@@ -46,13 +46,13 @@ def test_every_stage_of_a_request_has_a_fixed_number() -> None:
 
 
 def test_percentiles_of_a_report_equal_those_of_numpy_for_the_raw_times() -> None:
-    dice, recorder = np.random.default_rng(5), WindowRecorder("digits", lambda: 0.0)
+    dice, counter = np.random.default_rng(5), SpanCounter("digits", lambda: 0.0)
     raw = {name: np.rint(dice.lognormal(4 + n, 1.5, REQUESTS)).astype(int) for n, name in enumerate(STAGES)}
     raw["cache"][:1500] = 0
     for row in zip(*raw.values(), strict=True):
         *times, encode = map(int, row)
-        recorder.record(RequestSpan("ok", sum(row), StageTimes(*times), encode, batch=1))
-    fields = messages.hist_fields(recorder.cut(now=60.0), model_version="r7")
+        counter.record(RequestSpan("ok", sum(row), StageTimes(*times), encode, batch=1))
+    fields = messages.hist_fields(counter.end_window(now=60.0), model_version="r7")
     payload = messages.dump({**messages.envelope(ts_ms=1, boot="b1", seq=3), **fields})
     found = stages.sketches(*unpacked(HistMessage.from_json(payload).stages))
     assert tuple(found) == stages.NUMBERED
@@ -65,7 +65,7 @@ def test_percentiles_of_a_report_equal_those_of_numpy_for_the_raw_times() -> Non
 
 
 def test_a_window_without_requests_has_no_stages() -> None:
-    fields = messages.hist_fields(WindowRecorder("digits", lambda: 0.0).cut(now=60.0), model_version="r7")
+    fields = messages.hist_fields(SpanCounter("digits", lambda: 0.0).end_window(now=60.0), model_version="r7")
     assert b"stages" not in messages.dump(fields)
 
 
@@ -96,9 +96,9 @@ def test_a_stage_of_a_later_version_is_left_out() -> None:
 def test_broken_stages_are_refused_but_not_their_report(broken: str) -> None:
     with pytest.raises(ProtocolError, match="stages are"):
         stages.packed_of(broken)
-    recorder = WindowRecorder("digits", lambda: 0.0)
-    recorder.record(RequestSpan("ok", 9_000))
-    fields = messages.hist_fields(recorder.cut(now=60.0), model_version="r7")
+    counter = SpanCounter("digits", lambda: 0.0)
+    counter.record(RequestSpan("ok", 9_000))
+    fields = messages.hist_fields(counter.end_window(now=60.0), model_version="r7")
     envelope = messages.envelope(ts_ms=1, boot="b1", seq=3)
     read = HistMessage.from_json(messages.dump({**envelope, **fields, "stages": broken}))
     assert (read.sketch.count, read.stages) == (1, b"")

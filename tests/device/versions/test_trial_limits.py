@@ -14,7 +14,7 @@ from edgert.versions.trial_limits import (
     REQUESTS_MIN,
     Readings,
     TrialLimits,
-    broken,
+    broken_limits,
     doubt,
     parse_limits,
 )
@@ -55,22 +55,22 @@ def test_a_limit_that_was_not_measured_is_broken_only_at_the_end() -> None:
     }
     limits = TrialLimits(bounds)
     nothing = Readings(memory_mb=10.0)
-    assert broken(limits, nothing, at_end=False) == []
-    assert [one.name for one in broken(limits, nothing, at_end=True)] == [
+    assert broken_limits(limits, nothing, at_end=False) == []
+    assert [one.name for one in broken_limits(limits, nothing, at_end=True)] == [
         "p99_ms", "error_share", "agreement", "temp_c", "min_requests",
     ]  # fmt: skip
     few = Readings(requests=REQUESTS_MIN - 1, failed=50, p99_ms=100, compared=COMPARED_MIN - 1)
-    assert broken(limits, few, at_end=False) == []
+    assert broken_limits(limits, few, at_end=False) == []
     enough = replace(few, requests=REQUESTS_MIN, compared=COMPARED_MIN, temp_c=80.5)
-    assert [one.name for one in broken(limits, enough, at_end=False)] == [
+    assert [one.name for one in broken_limits(limits, enough, at_end=False)] == [
         "p99_ms",
         "error_share",
         "agreement",
         "temp_c",
     ]
     held = Readings(requests=10, p99_ms=8.0, memory_mb=50.0, temp_c=80.0, compared=20, agreed=18)
-    assert broken(limits, held, at_end=True) == [], "a value at its limit holds"
-    assert [one.name for one in broken(limits, replace(held, golden=6), at_end=True)] == ["min_requests"]
+    assert broken_limits(limits, held, at_end=True) == [], "a value at its limit holds"
+    assert [one.name for one in broken_limits(limits, replace(held, golden=6), at_end=True)] == ["min_requests"]
 
 
 def test_an_agreement_that_few_answers_decided_is_doubted() -> None:

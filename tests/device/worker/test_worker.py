@@ -27,7 +27,7 @@ from edgert.worker.loading.model import load_model
 from edgert.worker.pipeline.batcher import RELEASE_AFTER_S
 from edgert.worker.worker import Worker
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from edgert.worker_link.run_page import RunPage
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
@@ -62,9 +62,9 @@ class Started:
         model = load_model(version, state, settings)
         self.session = RestingSession(model.session)
         model = replace(model, session=self.session)
-        order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b-test")
+        load_message = LoadMessage("echo", str(version.folder), version.digest, str(state.root), "b-test")
         self.supervisor, self._end = link.pair()
-        self.worker = Worker(assemble(order, state, settings, model), state, settings)
+        self.worker = Worker(assemble(load_message, state, settings, model), state, settings)
         self._thread = threading.Thread(target=self._run, daemon=True)
         stack_size = threading.stack_size()
         try:
@@ -150,11 +150,11 @@ def test_a_worker_whose_daemon_stops_tells_its_clients_to_come_back_later(starte
 def test_a_worker_whose_daemon_died_during_the_load_reports_its_end_without_a_traceback(tmp_path: Path) -> None:
     version, state, _ = installed(tmp_path)
     state.make()
-    order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b-test")
+    load_message = LoadMessage("echo", str(version.folder), version.digest, str(state.root), "b-test")
     page = RunPage.create()
     supervisor, end = link.pair()
     with supervisor, end:
-        link.send(supervisor, to_json(order), (page.descriptor,))
+        link.send(supervisor, to_json(load_message), (page.descriptor,))
         supervisor.close()
         command = [sys.executable, "-m", "edgert.worker.worker", str(end.fileno())]
         worker = subprocess.run(command, pass_fds=[end.fileno()], stderr=subprocess.PIPE, text=True, timeout=WAIT_S_MAX)
@@ -179,8 +179,8 @@ def test_only_a_quick_model_without_a_target_and_with_one_instance_has_a_reactor
 ) -> None:
     version, state, settings = installed(tmp_path, config)
     model = load_model(version, state, settings)
-    order = LoadOrder("echo", str(version.folder), version.digest, str(state.root), "b")
-    batcher = assemble(order, state, settings, model).batcher
+    load_message = LoadMessage("echo", str(version.folder), version.digest, str(state.root), "b")
+    batcher = assemble(load_message, state, settings, model).batcher
     limits = [reactor_limits(model, settings, batcher, cpus) for cpus in (1, 2)]
     cap = batcher.cap if cap is None else cap
     assert limits == ([RunLimits(2, cap), RunLimits(3, cap)] if cap else [None, None])

@@ -10,10 +10,10 @@ from edgert.daemon.workers.worker_process import WorkerProcess
 from edgert.typed_json import to_json
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from tests.support.statuses import LOADED
 
-ORDER = LoadOrder("echo", "/slots/a", "digest", "/state", "boot")
+LOAD_MESSAGE = LoadMessage("echo", "/slots/a", "digest", "/state", "boot")
 
 
 class FakeProcess:
@@ -47,7 +47,7 @@ class FakeWorker(WorkerProcess):
         ours, self.their_end = link.pair()
         ours.setblocking(False)
         self.their_end.setblocking(False)
-        super().__init__(FakeProcess(pid), ours, FakePage(), version, Path(ORDER.folder), now_s)  # type: ignore[arg-type]
+        super().__init__(FakeProcess(pid), ours, FakePage(), version, Path(LOAD_MESSAGE.folder), now_s)  # type: ignore[arg-type]
         self.now_mb = 10.0
 
     @property

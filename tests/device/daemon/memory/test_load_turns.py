@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgert.config import parse_config
-from edgert.daemon.memory.load_turns import ROOM_RETRY_S, ROOM_S_MAX, TURN_S, LoadTurns
+from edgert.daemon.memory.load_turns import MEMORY_RETRY_S, MEMORY_WAIT_S_MAX, TURN_S, LoadTurns
 from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget
 from edgert.daemon.memory.worker_sizes import LearnedSizes
 from edgert.daemon.model.model_service import ModelService
@@ -16,7 +16,7 @@ from edgert.errors import Unavailable
 from edgert.state_dir import StateDir
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Slots, SlotState, Version
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from tests.support.stand_ins.workers import FakeWorker, connected, ready_message
 
 STEADY = Slots(SlotState.STEADY, "a", a=Version(1, "one", good=True), ratchet=1)
@@ -48,8 +48,8 @@ class World:
         )  # fmt: skip
         return self.services[model]
 
-    def _start(self, order: LoadOrder, version: Version, now_s: float) -> FakeWorker:
-        self.started.append(order.model)
+    def _start(self, load_message: LoadMessage, version: Version, now_s: float) -> FakeWorker:
+        self.started.append(load_message.model)
         return FakeWorker(version, now_s)
 
     def loaded(self, model: str) -> FakeWorker:
@@ -126,19 +126,19 @@ def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None
     worker = world.loaded("first")
     worker.run_page.since_s = world.now_s  # the model is in use
     world.ask("second")
-    assert (second.state, world.turns.due_s()) == ("waiting", world.now_s + ROOM_RETRY_S)
-    world.wait(ROOM_S_MAX - 1)
+    assert (second.state, world.turns.due_s()) == ("waiting", world.now_s + MEMORY_RETRY_S)
+    world.wait(MEMORY_WAIT_S_MAX - 1)
     world.ask("second")
     world.wait(2)
     assert second.state == "waiting"
-    world.wait(ROOM_S_MAX)
+    world.wait(MEMORY_WAIT_S_MAX)
     assert (second.state, world.turns.due_s()) == ("unloaded", None)
     world.ask("second")
     worker.run_page.since_s = None
     world.wait(IDLE_S_MIN)
     assert (first.state, second.state) == ("unloaded", "waiting")
     first.handle_end(worker)
-    world.wait(ROOM_RETRY_S)
+    world.wait(MEMORY_RETRY_S)
     assert (second.state, world.turns.due_s()) == ("loading", None)
 
 
@@ -151,7 +151,7 @@ def test_a_model_that_is_removed_stops_waiting_for_memory(tmp_path: Path) -> Non
     world.ask("second")
     second.store.commit(Slots())
     second.sync()
-    world.wait(ROOM_RETRY_S)
+    world.wait(MEMORY_RETRY_S)
     assert (second.state, world.turns.due_s()) == ("stopped", None)
 
 
@@ -170,9 +170,9 @@ def with_a_next_version(tmp_path: Path) -> tuple[World, ModelService]:
 def test_a_crash_leads_to_a_pause_although_the_next_version_waits_for_memory(tmp_path: Path) -> None:
     world, first = with_a_next_version(tmp_path)
     first.sync()
-    assert (first.state, world.turns.due_s()) == ("ready", world.now_s + ROOM_RETRY_S)
+    assert (first.state, world.turns.due_s()) == ("ready", world.now_s + MEMORY_RETRY_S)
     first.handle_end(next(iter(first.workers)))
-    world.wait(ROOM_RETRY_S)
+    world.wait(MEMORY_RETRY_S)
     assert (first.state, world.turns.due_s()) == ("restarting", None)
     world.now_s += RESTART_PAUSES_S[0]
     first.tick()
@@ -185,5 +185,5 @@ def test_a_command_is_answered_if_the_model_is_unloaded_while_the_next_version_w
     first.sync(told.append)
     first.unload("room for other")
     assert told == []
-    world.wait(ROOM_RETRY_S)
+    world.wait(MEMORY_RETRY_S)
     assert (told, first.state) == ([None], "unloaded")

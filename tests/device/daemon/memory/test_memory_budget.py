@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget, Reservation, Room, make_room
+from edgert.daemon.memory.memory_budget import IDLE_S_MIN, MemoryBudget, MemoryPlan, Reservation, plan_memory
 from edgert.daemon.memory.worker_sizes import PROGRAM_MB, LearnedSizes
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.errors import Unavailable
 from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import Slots, SlotState, Version
-from tests.support.stand_ins.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker
 
 NOW = 1000.0
 
@@ -31,9 +31,9 @@ class World:
 
     def add(self, model: str, mb: float = 0.0, used_at_s: float = 0.0, **changes: Any) -> ModelService:
         """Return a model whose worker uses `mb`; with 0, the model has no worker."""
-        workers = WorkerSet(lambda: 1000.0, lambda order, version, now_s: FakeWorker(version, now_s))
+        workers = WorkerSet(lambda: 1000.0, lambda load_message, version, now_s: FakeWorker(version, now_s))
         if mb:
-            worker = cast(FakeWorker, workers.start(ORDER, version_of(model)))
+            worker = cast(FakeWorker, workers.start(LOAD_MESSAGE, version_of(model)))
             workers.switch()
             worker.now_mb, worker.connected_at_s = mb, used_at_s
         service = SimpleNamespace(
@@ -87,7 +87,7 @@ def test_the_estimate_of_a_version_that_loads_does_not_count_the_files_of_the_ot
         (loading.store.folder / slot).mkdir(parents=True)
     with (loading.store.folder / "a" / "weights.bin").open("wb") as file:
         file.truncate(10**7)
-    loading.workers.start(ORDER, version_of("loading")).folder = loading.store.folder / "b"
+    loading.workers.start(LOAD_MESSAGE, version_of("loading")).folder = loading.store.folder / "b"
     assert world.admit(world.add("new"))
 
 
@@ -132,22 +132,22 @@ def reservation(model: str, mb: float, idle_s: float = 100.0, **kinds: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("need", "reservations", "room"),
+    ("need", "reservations", "plan"),
     [
-        (50, [], Room(True)),
-        (50, [reservation("a", 50)], Room(True)),
-        (50, [reservation("a", 60)], Room(False, ("a",))),
-        (50, [reservation("new", 40, 5), reservation("old", 40, 9)], Room(False, ("old",))),
-        (90, [reservation("new", 40, 5), reservation("old", 40, 9)], Room(False, ("old", "new"))),
-        (50, [reservation("a", 60, fixed=True)], Room(False)),
-        (50, [reservation("a", 60, idle_s=IDLE_S_MIN / 2)], Room(False)),
-        (50, [reservation("a", 60, leaving=True)], Room(False)),
-        (50, [reservation("pinned", 30, fixed=True), reservation("a", 40)], Room(False, ("a",))),
-        (80, [reservation("pinned", 30, fixed=True), reservation("a", 40)], Room(False)),
+        (50, [], MemoryPlan(True)),
+        (50, [reservation("a", 50)], MemoryPlan(True)),
+        (50, [reservation("a", 60)], MemoryPlan(False, ("a",))),
+        (50, [reservation("new", 40, 5), reservation("old", 40, 9)], MemoryPlan(False, ("old",))),
+        (90, [reservation("new", 40, 5), reservation("old", 40, 9)], MemoryPlan(False, ("old", "new"))),
+        (50, [reservation("a", 60, fixed=True)], MemoryPlan(False)),
+        (50, [reservation("a", 60, idle_s=IDLE_S_MIN / 2)], MemoryPlan(False)),
+        (50, [reservation("a", 60, ending=True)], MemoryPlan(False)),
+        (50, [reservation("pinned", 30, fixed=True), reservation("a", 40)], MemoryPlan(False, ("a",))),
+        (80, [reservation("pinned", 30, fixed=True), reservation("a", 40)], MemoryPlan(False)),
     ],
     ids=["empty", "fits", "one-goes", "oldest-goes", "two-go", "fixed", "in-use", "on-its-way", "beside", "in-vain"],
 )
 def test_the_least_recently_used_models_are_unloaded_and_no_more_than_necessary(
-    need: float, reservations: list[Reservation], room: Room
+    need: float, reservations: list[Reservation], plan: MemoryPlan
 ) -> None:
-    assert make_room(need, 100, reservations, NOW) == room
+    assert plan_memory(need, 100, reservations, NOW) == plan

@@ -34,7 +34,7 @@ from edgert.versions.slot_store import SlotStore
 from edgert.versions.slots import SlotEvent, Slots, SlotState, TrialEnd, Version, step
 from edgert.versions.trial_limits import BROKEN_CHECKS_MAX, TrialLimits
 from edgert.worker_link import link
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from tests.support.stand_ins.workers import FakeWorker, connected, figures_message, ready_message
 
 OLD, NEW = Version(1, "old", good=True), Version(2, "new", good=False)
@@ -70,7 +70,7 @@ class World:
             raise self.room
         return self.room
 
-    def _start(self, order: LoadOrder, version: Version, now_s: float) -> FakeWorker:
+    def _start(self, load_message: LoadMessage, version: Version, now_s: float) -> FakeWorker:
         if self.cannot_start:
             raise OSError(12, "Cannot allocate memory")
         self.workers.append(FakeWorker(version, now_s, pid=len(self.workers) + 1))
@@ -478,7 +478,7 @@ def test_after_events_in_any_order_the_state_is_true(tmp_path: Path, seed: int) 
         assert (workers.serving is not None) == (state == "ready")
         assert (workers.loading is not None and not workers.serving) == (state == "loading")
         assert world.store.read().live is not None or state in ("stopped", "failed")
-        assert world.service.pauses or state not in ("restarting", "quarantined")
+        assert world.service.waits_for_restart or state not in ("restarting", "quarantined")
         theirs, ours = connected()
         with theirs, ours, suppress(EdgeRTError):
             world.service.connect(theirs)

@@ -43,7 +43,7 @@ class World:
 
     def activate(self, limits: TrialLimits | None, trial_s: float = 60.0) -> None:
         self.store.commit(Slots(SlotState.STAGED, "a", a=OLD, b=NEW, ratchet=1))
-        self.trial.follow(self.store.activate(trial_s, limits))
+        self.trial.update(self.store.activate(trial_s, limits))
 
     def figures(self, **figures: Any) -> None:
         self.trial.handle_message(self.worker, figures_message(**figures))
@@ -135,5 +135,5 @@ def test_a_trial_that_runs_out_is_ended_once_the_slots_are_free(world: World) ->
 def test_a_command_can_end_a_trial(world: World) -> None:
     world.activate(TrialLimits({}, 10.0))
     world.trial.begin(world.worker)
-    world.trial.follow(world.store.mark_good(force=True))
+    world.trial.update(world.store.mark_good(force=True))
     assert (world.trial.in_progress, world.trial.watches(world.worker), world.trial.due_s()) == (False, False, None)

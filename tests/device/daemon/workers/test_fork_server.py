@@ -27,7 +27,7 @@ class Starts:
         self.ends: list[socket.socket] = []
 
     def ask(self) -> Process:
-        """Start a worker, which waits for its order."""
+        """Start a worker, which waits for its load message."""
         ours, theirs = link.pair()
         ours.settimeout(START_S_MAX)
         self.ends.append(ours)
@@ -68,7 +68,7 @@ def test_workers_are_forks_of_one_server_with_one_thread_and_end_with_their_exit
     assert len(os.listdir(f"/proc/{starts.starter.pid}/task")) == 1
     with pytest.raises(subprocess.TimeoutExpired):
         first.wait(0.0)
-    starts.ends[0].close()  # a worker without an order ends normally
+    starts.ends[0].close()  # a worker without a load message ends normally
     assert first.wait(START_S_MAX) == 0
     second.kill()
     assert second.wait(START_S_MAX) == -signal.SIGKILL
@@ -121,7 +121,7 @@ def test_a_server_that_never_forked_a_worker_is_not_started_again(
     starts: Starts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = starts.ask()
-    starts.starter.abandon()
+    starts.starter.kill_unused_server()
     assert link.receive(starts.ends[0]) is None, "who waits for it sees the end"
     assert (process.pid, process.wait()) == (0, None)
     pid = starts.starter.pid

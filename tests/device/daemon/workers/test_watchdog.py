@@ -9,7 +9,7 @@ from edgert.daemon.workers.watchdog import MEMORY_CHECK_S, RECYCLE_PAUSE_S, SILE
 from edgert.daemon.workers.worker_set import CHECK_S_MAX, WorkerSet
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from tests.support.stand_ins.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker
 
 VERSION = Version(1, "d", good=True)
 
@@ -20,9 +20,9 @@ class World:
     def __init__(self, **limits: Any) -> None:
         self.now_s, self.replaced = 0.0, 0
         self.worker = FakeWorker(VERSION, 0.0)
-        self.workers = WorkerSet(lambda: self.now_s, lambda order, version, now_s: self.worker)
+        self.workers = WorkerSet(lambda: self.now_s, lambda load_message, version, now_s: self.worker)
         self.watchdog = Watchdog(ServingConfig(**limits), self.workers, lambda: self.now_s, self._replace)
-        self.workers.start(ORDER, VERSION)
+        self.workers.start(LOAD_MESSAGE, VERSION)
         self.workers.switch()
         self.watchdog.plan()
 
@@ -40,7 +40,7 @@ def test_checks_of_all_models_are_due_together() -> None:
     for world.now_s in (0.5, 17.0, 29.9):
         world.watchdog.plan()
         assert world.watchdog.due_s() == CHECK_S_MAX
-    world.workers.retire()
+    world.workers.stop_serving()
     assert world.watchdog.due_s() is None
 
 

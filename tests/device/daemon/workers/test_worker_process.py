@@ -14,7 +14,7 @@ from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STO
 from edgert.errors import DeviceError, EdgeRTError, EngineFailed
 from edgert.versions.slots import Version
 from edgert.worker_link import link
-from tests.support.stand_ins.workers import ORDER, FakeWorker, ready_message
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker, ready_message
 
 VERSION = Version(1, "digest", good=True)
 
@@ -27,7 +27,7 @@ def worker() -> Iterator[FakeWorker]:
 
 
 def running(*command: str) -> WorkerProcess:
-    return WorkerProcess.start(ORDER, VERSION, 0.0, lambda theirs: subprocess.Popen(command))
+    return WorkerProcess.start(LOAD_MESSAGE, VERSION, 0.0, lambda theirs: subprocess.Popen(command))
 
 
 def test_a_worker_receives_its_order_and_the_run_page() -> None:
@@ -38,7 +38,7 @@ def test_a_worker_receives_its_order_and_the_run_page() -> None:
         return subprocess.Popen(["true"])
 
     ends: list[socket.socket] = []
-    worker = WorkerProcess.start(ORDER, VERSION, 0.0, start)
+    worker = WorkerProcess.start(LOAD_MESSAGE, VERSION, 0.0, start)
     received = link.receive(ends[0])
     assert received is not None
     got.append((received[0], len(received[1])))
@@ -56,7 +56,7 @@ def test_the_end_of_a_process_is_reported_by_its_code_or_signal() -> None:
     killed.kill(1.0, why)
     killed.kill(2.0)
     assert killed.wait_for_end() == "killed by signal 9"
-    assert (killed.failure, killed.killed_at_s, killed.leaving) == (why, 1.0, True)
+    assert (killed.failure, killed.killed_at_s, killed.ending) == (why, 1.0, True)
     for worker in (ended, killed):
         worker.link.close()
 

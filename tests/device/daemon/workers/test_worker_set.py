@@ -7,7 +7,7 @@ import pytest
 from edgert.daemon.workers.worker_process import LOAD_S_MAX, PROGRESS_S_MAX, STOP_S_MAX
 from edgert.daemon.workers.worker_set import CHECK_S_MAX, STUCK_S, WorkerSet
 from edgert.versions.slots import Version
-from tests.support.stand_ins.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker
 
 VERSION = Version(1, "d", good=True)
 
@@ -17,10 +17,10 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.set = WorkerSet(lambda: self.now_s, lambda order, version, now_s: FakeWorker(version, now_s))
+        self.set = WorkerSet(lambda: self.now_s, lambda load_message, version, now_s: FakeWorker(version, now_s))
 
     def start(self) -> FakeWorker:
-        worker = self.set.start(ORDER, VERSION)
+        worker = self.set.start(LOAD_MESSAGE, VERSION)
         assert isinstance(worker, FakeWorker)
         return worker
 
@@ -48,7 +48,7 @@ def test_a_switch_retires_the_worker_that_served(world: World) -> None:
     assert (world.set.serving, world.set.loading) == (old, new)
     world.set.switch()
     assert (world.set.serving, world.set.loading, list(world.set)) == (new, None, [new, old])
-    assert (old.leaving, new.leaving, old.asked()) == (True, False, ["stop"])
+    assert (old.ending, new.ending, old.asked()) == (True, False, ["stop"])
     assert world.set.due_s() == world.now_s + STOP_S_MAX
     world.wait(STOP_S_MAX + 0.1)
     assert old.killed
@@ -73,7 +73,7 @@ def test_a_pause_of_daemon_and_worker_does_not_count_as_time_of_a_load_or_an_end
     old = world.start()
     world.set.switch()
     worker = world.start()
-    world.set.retire()
+    world.set.stop_serving()
     world.pause(1000.0)
     world.wait(STOP_S_MAX - 1)
     assert (old.killed, worker.killed) == (False, False)
@@ -85,7 +85,7 @@ def test_a_pause_of_daemon_and_worker_does_not_count_as_time_of_a_load_or_an_end
 
 def test_the_end_of_an_abandoned_load_is_expected(world: World) -> None:
     worker = world.start()
-    world.set.abandon()
+    world.set.kill_loading()
     assert (worker.killed, world.set.loading, world.set.remove(worker)) == (True, None, False)
 
 

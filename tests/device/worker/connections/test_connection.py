@@ -21,7 +21,7 @@ from edgert.protocol import wire
 from edgert.protocol.frame_builder import FrameBuilder
 from edgert.protocol.local_socket import timeval
 from edgert.protocol.sharing import SharedArea
-from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.worker.connections.buffers import FIRST_BUFFER_BYTES, BufferBudget
 from edgert.worker.connections.connection import STALL_S, Connection
 from edgert.worker.connections.own_thread import OwnThread
@@ -69,8 +69,8 @@ class Served:
         self.client, self.server = socket.socketpair()
         self.client.settimeout(WAIT_S_MAX)
         self._pipeline = pipeline
-        self.recorder = WindowRecorder("m")
-        self.connection = Connection(self.server, pipeline, self.recorder, frame_bytes_max, budget)
+        self.counter = SpanCounter("m")
+        self.connection = Connection(self.server, pipeline, self.counter, frame_bytes_max, budget)
         self.result: bool | Exception | None = None
         self._thread = threading.Thread(target=self._serve, args=(switch,), daemon=True)
         self._thread.start()
@@ -117,7 +117,7 @@ def test_requests_are_answered_and_counted(serve: Callable[..., Served]) -> None
     assert read_frame(served.client).kind == wire.PONG
     served.client.close()
     assert served.ended() is False
-    assert served.recorder.snapshot().totals.answered == 3
+    assert served.counter.snapshot().totals.answered == 3
 
 
 def test_a_request_that_fails_leaves_the_connection_usable(
@@ -129,7 +129,7 @@ def test_a_request_that_fails_leaves_the_connection_usable(
     assert read_frame(served.client).kind == wire.RESULT
     served.client.close()
     served.ended()
-    assert (served.recorder.snapshot().totals.errors, capsys.readouterr().err) == (1, "")
+    assert (served.counter.snapshot().totals.errors, capsys.readouterr().err) == (1, "")
 
 
 def test_an_answer_longer_than_a_frame_is_refused(serve: Callable[..., Served]) -> None:
@@ -216,7 +216,7 @@ def test_silent_clients_in_the_reactor_cannot_keep_the_buffers_that_others_need(
         for number in range(20):
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
-            connection = Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, budget)
+            connection = Connection(server, pipeline, SpanCounter("m"), FRAME_BYTES_MAX, budget)
             made = SharedArea.create(2 * items.nbytes)
             assert made is not None
             connection.greet(WELCOME, made)
@@ -244,7 +244,7 @@ def test_as_many_requests_share_a_run_as_the_limits_allow(tmp_path: Path, least:
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
             client.sendall(request(1))
-            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget()))
+            reactor.add(Connection(server, pipeline, SpanCounter("m"), FRAME_BYTES_MAX, BufferBudget()))
             clients.append(client)
         reactor.start()
         for client in clients:
@@ -266,7 +266,7 @@ def test_requests_with_separate_runs_run_at_once_and_their_wait_counts_as_queuei
         for _ in range(3):
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
-            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget()))
+            reactor.add(Connection(server, pipeline, SpanCounter("m"), FRAME_BYTES_MAX, BufferBudget()))
             client.sendall(request(1))
             clients.append(client)
         wait_until(lambda: session.running == 2, "two requests run at once")
@@ -292,7 +292,7 @@ def test_a_request_whose_deadline_passed_while_all_threads_were_busy_is_refused(
         for timeout_us in (0, 1000):
             client, server = (stack.enter_context(sock) for sock in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
-            reactor.add(Connection(server, pipeline, WindowRecorder("m"), FRAME_BYTES_MAX, BufferBudget()))
+            reactor.add(Connection(server, pipeline, SpanCounter("m"), FRAME_BYTES_MAX, BufferBudget()))
             client.sendall(b"".join(FrameBuilder(wire.INFER).parts([ITEM], [0], 0, 1, timeout_us)))
             clients.append(client)
             wait_until(lambda: session.running == 1, "the first request runs")
@@ -332,7 +332,7 @@ def test_a_connection_leaves_its_memory_to_the_next_one_if_it_ended_between_two_
         with contextlib.ExitStack() as stack:
             client, server = (stack.enter_context(end) for end in socket.socketpair())
             client.settimeout(WAIT_S_MAX)
-            connection = Connection(server, pipeline, WindowRecorder("m"), 1 << 20, BufferBudget())
+            connection = Connection(server, pipeline, SpanCounter("m"), 1 << 20, BufferBudget())
             client.sendall(data)
             client.shutdown(socket.SHUT_WR)
             OwnThread(connection, pipeline, ReactorSwitch()).serve()

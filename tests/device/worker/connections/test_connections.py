@@ -15,7 +15,7 @@ from edgert.config import ServingConfig
 from edgert.errors import Overloaded, ShuttingDown
 from edgert.protocol import wire
 from edgert.protocol.hello import HelloFlags
-from edgert.telemetry.recorder import WindowRecorder
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.connections import Connections
 from edgert.worker.connections.sessions import ClientSession, Sessions
@@ -38,8 +38,8 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 def connections(pipeline: Pipeline) -> Iterator[Connections]:
     connections = Connections(
         pipeline,
-        WindowRecorder("m"),
-        WindowRecorder("m"),
+        SpanCounter("m"),
+        SpanCounter("m"),
         WELCOME,
         FRAME_BYTES_MAX,
         2,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgert.errors import BundleError, EngineFailed, Unavailable
 from edgert.worker.shadow.agreement import Agreement
 from edgert.worker.shadow.shadow import ALARM_MIN, RESTART_S, WINDOW, ReferenceProcess, Shadow
-from edgert.worker_link.load_order import LoadOrder
+from edgert.worker_link.load_message import LoadMessage
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 ITEM = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -216,9 +216,9 @@ def test_no_live_answer_is_lost_if_the_reference_crashes(device: Device) -> None
 
 def test_a_reference_of_another_bundle_is_refused() -> None:
     with a_device(started=False) as device:
-        order = LoadOrder("echo", "/nowhere", "0" * 64, str(device.state.root), "boot")
+        load_message = LoadMessage("echo", "/nowhere", "0" * 64, str(device.state.root), "boot")
         with pytest.raises((BundleError, EngineFailed, Unavailable)):
-            ReferenceProcess(order)
+            ReferenceProcess(load_message)
 
 
 def _parent(pid: int) -> int:

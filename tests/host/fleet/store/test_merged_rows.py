@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry import messages
-from edgert.telemetry.recorder import WindowRecorder
 from edgert.telemetry.sketch import RELATIVE_ERROR_MAX
+from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spans import STAGES, RequestSpan
 from edgert.tensors import StageTimes
 from edgert_deploy.fleet.store import database, query, schema
@@ -22,11 +22,11 @@ Times = NDArray[np.int64]  # [requests, stages] in us
 
 
 def a_fleet(dice: np.random.Generator) -> tuple[Sent, list[tuple[Pi, int, Times]]]:
-    """Devices with three versions and two profiles, each with its own recorder and a window every seven minutes."""
+    """Devices with three versions and two profiles, each with its own span counter and a window every seven minutes."""
     sent, raw = Sent(), list[tuple[Pi, int, Times]]()
     for number in range(4):
         pi = Pi(f"pi-{number}", version=f"r{number % 3}", profile=f"board-{number % 2}")
-        recorder = WindowRecorder("digits", lambda: 0.0)
+        spans = SpanCounter("digits", lambda: 0.0)
         sent += pi.info()
         for seq, minute in enumerate(range(1, int(HOURS * HOUR_MIN), 7), start=1):
             times = np.rint(dice.lognormal(np.arange(len(STAGES)) + number, 1, (23, len(STAGES)))).astype(np.int64)
@@ -34,9 +34,9 @@ def a_fleet(dice: np.random.Generator) -> tuple[Sent, list[tuple[Pi, int, Times]
             times[hits, STAGES.index("queue") : STAGES.index("engine") + 1] = 0
             for row, hit in zip(times.tolist(), hits, strict=True):
                 span = RequestSpan("ok", sum(row), StageTimes(*row[:-1]), row[-1], 0 if hit else 1, bool(hit))
-                recorder.record(span)
+                spans.record(span)
             ts_ms = NOW_MS - minute * MINUTE_MS
-            report = messages.hist_fields(recorder.cut(now=60.0), model_version=pi.version)
+            report = messages.hist_fields(spans.end_window(now=60.0), model_version=pi.version)
             fields = messages.envelope(ts_ms=ts_ms, boot="b1", seq=seq) | report | {"window_s": 60.0}
             sent.append((pi.topics.hist("digits"), messages.dump(fields)))
             raw.append((pi, ts_ms, np.where(hits[:, None] & np.isin(STAGES, ("queue", "engine")), -1, times)))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class LoadOrder:
-    """The version that a worker must load.
+class LoadMessage:
+    """Tells a worker which version to load.
 
     `folder` is the slot of the version, and `digest` the required digest of its manifest. `boot` is the id of the
     daemon's run. If the worker must compare its answers with the previous version, `previous` has the folder and the

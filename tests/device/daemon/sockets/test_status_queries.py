@@ -13,12 +13,12 @@ import pytest
 from edgert.checks.status import DaemonStatus, ServingStatus
 from edgert.daemon.model.model_service import ModelService
 from edgert.daemon.sockets.control_server import ControlClient
-from edgert.daemon.sockets.status_rounds import STATUS_S_MAX, StatusRounds
+from edgert.daemon.sockets.status_queries import STATUS_S_MAX, StatusQueries
 from edgert.daemon.workers.worker_set import WorkerSet
 from edgert.typed_json import from_json, to_json
 from edgert.versions.slots import Version
 from tests.support.devices import WAIT_S_MAX
-from tests.support.stand_ins.workers import ORDER, FakeWorker
+from tests.support.stand_ins.workers import LOAD_MESSAGE, FakeWorker
 from tests.support.statuses import LOADED, worker_figures
 
 
@@ -28,16 +28,16 @@ class World:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.services = {"echo": self._service("ready"), "idle": self._service("unloaded")}
-        self.services["echo"].workers.start(ORDER, Version(3, "d", good=True))
+        self.services["echo"].workers.start(LOAD_MESSAGE, Version(3, "d", good=True))
         self.services["echo"].workers.switch()
         self.worker = cast(FakeWorker, self.services["echo"].workers.serving)
-        self.rounds = StatusRounds("boot", 500.0, self.services, lambda: self.now_s)
+        self.queries = StatusQueries("boot", 500.0, self.services, lambda: self.now_s)
         self.command, theirs = socket.socketpair()
         self.command.settimeout(WAIT_S_MAX)
         self.client = ControlClient(theirs, 0.0)
 
     def _service(self, state: str) -> ModelService:
-        workers = WorkerSet(lambda: self.now_s, lambda order, version, now_s: FakeWorker(version, now_s))
+        workers = WorkerSet(lambda: self.now_s, lambda load_message, version, now_s: FakeWorker(version, now_s))
         return cast(ModelService, SimpleNamespace(workers=workers, status=lambda: ServingStatus(state)))
 
     def answer(self) -> DaemonStatus:
@@ -59,25 +59,25 @@ def report(number: int) -> dict[str, Any]:
 
 
 def test_the_answer_has_the_figures_of_every_worker(world: World) -> None:
-    world.rounds.begin(world.client)
-    assert (world.worker.asked(), world.rounds.due_s()) == (["stats"], world.now_s + STATUS_S_MAX)
-    world.rounds.handle_message("echo", report(1))
+    world.queries.begin(world.client)
+    assert (world.worker.asked(), world.queries.due_s()) == (["stats"], world.now_s + STATUS_S_MAX)
+    world.queries.handle_message("echo", report(1))
     status = world.answer()
     echo = status.models["echo"].figures
     assert (echo and echo.requests.requests, status.models["idle"].figures) == (7, None)
     assert (status.boot, status.memory.used_mb, status.memory.limit_mb) == ("boot", 10.0, 500.0)
-    assert world.rounds.due_s() is None
+    assert world.queries.due_s() is None
 
 
 def test_a_worker_that_does_not_answer_is_reported_without_figures(world: World) -> None:
-    world.rounds.begin(world.client)
+    world.queries.begin(world.client)
     world.now_s += STATUS_S_MAX + 0.1
-    world.rounds.tick()
+    world.queries.tick()
     assert world.answer().models["echo"] == ServingStatus("ready")
-    world.rounds.handle_message("echo", report(1))  # this message is too late, so it is ignored
+    world.queries.handle_message("echo", report(1))  # this message is too late, so it is ignored
 
 
 def test_an_invalid_report_of_a_worker_is_an_error(world: World) -> None:
-    world.rounds.begin(world.client)
+    world.queries.begin(world.client)
     with pytest.raises(ValueError, match="lacks 'engine'"):
-        world.rounds.handle_message("echo", {**report(1), "loaded": {"release": 1, "digest": "d"}})
+        world.queries.handle_message("echo", {**report(1), "loaded": {"release": 1, "digest": "d"}})

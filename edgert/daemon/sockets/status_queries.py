@@ -19,8 +19,8 @@ STATUS_S_MAX = 1.0
 
 
 @dataclass(eq=False)
-class _Round:
-    """One command `status` that waits for the figures of `expected` workers."""
+class _Query:
+    """A command `status` that waits for the figures of `expected` workers."""
 
     client: ControlClient
     ends_at_s: float
@@ -28,7 +28,7 @@ class _Round:
     answers: dict[str, tuple[LoadedStatus, WorkerFigures]] = field(default_factory=dict)
 
 
-class StatusRounds:
+class StatusQueries:
     """Requests figures from the workers of `services`, and answers each command once."""
 
     def __init__(
@@ -44,13 +44,13 @@ class StatusRounds:
         self._limit_mb = limit_mb
         self._services = services
         self._clock = clock
-        self._rounds: dict[int, _Round] = {}
+        self._queries: dict[int, _Query] = {}
         self._number = 0
 
     def begin(self, client: ControlClient) -> None:
         """Request figures from every worker that serves, for the answer to `client`."""
         self._number += 1
-        started = self._rounds[self._number] = _Round(client, self._clock() + STATUS_S_MAX)
+        started = self._queries[self._number] = _Query(client, self._clock() + STATUS_S_MAX)
         for service in self._services.values():
             if (worker := service.workers.serving) is not None:
                 worker.measure()
@@ -62,7 +62,7 @@ class StatusRounds:
 
     def handle_message(self, model: str, message: dict[str, Any]) -> None:
         """Handle a worker's figures. Raises ValueError, KeyError or TypeError for a malformed message."""
-        current = self._rounds.get(message["id"])
+        current = self._queries.get(message["id"])
         if current is None:
             return
         loaded = from_json(LoadedStatus, message["loaded"])
@@ -73,14 +73,14 @@ class StatusRounds:
     def tick(self) -> None:
         """Answer without the figures that did not arrive in time."""
         now_s = self._clock()
-        for number in [number for number, each in self._rounds.items() if now_s > each.ends_at_s]:
+        for number in [number for number, each in self._queries.items() if now_s > each.ends_at_s]:
             self._finish(number)
 
     def due_s(self) -> float | None:
-        return min((each.ends_at_s for each in self._rounds.values()), default=None)
+        return min((each.ends_at_s for each in self._queries.values()), default=None)
 
     def _finish(self, number: int) -> None:
-        finished = self._rounds.pop(number)
+        finished = self._queries.pop(number)
         models = {name: service.status() for name, service in self._services.items()}
         for name, (loaded, figures) in finished.answers.items():
             models[name] = replace(models[name], loaded=loaded, figures=figures)

@@ -1,4 +1,4 @@
-"""The recorder: turns the spans of served requests into one report per window.
+"""The span counter: turns the spans of served requests into one report per window.
 
 Theory of operation: every serving thread calls `record` after it has sent its answer. `record` only writes the packed
 integers of the span into a buffer. The spans are counted at the end of the window, when figures are requested, or when
@@ -58,7 +58,7 @@ _pack = _SPAN.pack
 Integers = NDArray[np.int64]
 
 
-class WindowRecorder:
+class SpanCounter:
     """Collects the spans of one model. Every method may be called from any thread."""
 
     def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,8 +87,8 @@ class WindowRecorder:
                 self._count_pending()
             self._pending.write(packed)
 
-    def cut(self, now: float | None = None) -> WindowReport:
-        """End the window at `now` on the recorder's clock, return its report, and start the next window."""
+    def end_window(self, now: float | None = None) -> WindowReport:
+        """End the window at `now` on `clock`, return its report, and start the next window."""
         with self._lock:
             self._count_pending()
             if not self._spare.tell():
@@ -102,13 +102,13 @@ class WindowRecorder:
             return report
 
     def latency(self) -> Sketch:
-        """Return the latencies since the recorder started."""
+        """Return the latencies since the worker started."""
         with self._lock:
             self._count_pending()
             return merged((self._lifetime, self._window.sketch(0)))
 
     def snapshot(self) -> LiveStats:
-        """Return the current figures. This does not change what `cut` reports."""
+        """Return the current figures. This does not change what `end_window` reports."""
         with self._lock:
             self._count_pending()
             latency = merged((self._lifetime, self._window.sketch(0)))
@@ -183,7 +183,7 @@ def _buffer() -> mmap.mmap:
 
 
 class _Window:
-    """The counters of the current window, guarded by the recorder's lock. The columns are `_COLUMNS`."""
+    """The counts of the current window, guarded by the span counter's lock. The columns are `_COLUMNS`."""
 
     def __init__(self) -> None:
         self.engine_answers = 0
