@@ -183,17 +183,16 @@ class SshTransport:
         channel.exec_command(line)
         return channel
 
-    def _start_error(self, printed: str, exit_code: int) -> CommandNotStarted:
+    def _start_error(self, end: str) -> CommandNotStarted:
         """Return the error for a command that did not start, because sudo or the login shell did not run it."""
-        name, end = self.device.name, f"{printed or 'no output'} (exit code {exit_code})"
         if self.device.become:
-            step = next(step for part, step in _SUDO_STEPS.items() if part in printed)
+            step = next(step for part, step in _SUDO_STEPS.items() if part in end)
             return CommandNotStarted(
-                f"{name}: sudo did not run the command: {end}",
+                f"{self.device.name}: sudo did not run the command: {end}",
                 f"{step}, log in as root, or add the device without --sudo",
             )
         return CommandNotStarted(
-            f"{name}: the login shell did not run EdgeRT's command: {end}",
+            f"{self.device.name}: the login shell did not run EdgeRT's command: {end}",
             "Log in as another user, or check on the device this user's shell and its startup files (.bashrc, .profile), "
             "ForceCommand in sshd_config, and command= in authorized_keys",
         )
