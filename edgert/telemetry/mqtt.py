@@ -41,10 +41,9 @@ PACKETS_AT_ONCE = 100
 # The maximum number of messages that a broker may send to a session before the first acknowledgement. With 3.1.1 the
 # broker alone decides (mosquitto 20, RabbitMQ 10).
 HANDED_MAX = 5_000
-# The largest message that a broker may send (a report has at most 64 KiB). With 3.1.1 the broker's own limit
-# applies (mosquitto: message_size_limit), else 256 MB.
+# The largest packet that a client receives (a report has at most 64 KiB); the end of a longer packet is dropped. With
+# MQTT 5, a broker sends no longer packet.
 PACKET_BYTES_MAX = 1024 * 1024
-
 PACKET_BYTES_END = 2**28  # every MQTT packet is smaller
 TAKEN_OVER = "Session taken over"
 SOON_S = 10.0
@@ -280,6 +279,11 @@ class Connection:
             advice = "check that this port speaks TLS (usually 8883)" if self._settings.tls else "check the port"
             raise BrokerUnreachable(f"{address} closed the connection at once: {error}; {advice}") from error
         except (OSError, ValueError) as error:
+            if self._settings.tls and "handshake" in str(error):  # the broker waits for a CONNECT without TLS
+                raise BrokerUnreachable(
+                    f"{address} did not answer the TLS handshake within {timeout_s:g} s; check that this port speaks TLS "
+                    "(usually 8883)"
+                ) from error
             raise BrokerUnreachable(
                 f"no broker answers at {address}: {getattr(error, 'strerror', None) or error}; check that the broker runs, "
                 "and check host, port and firewall"
@@ -307,7 +311,7 @@ class Connection:
         self._opened_at = time.monotonic()
 
     def _new_client(self, protocol: str) -> paho.Client:
-        client = paho.Client(
+        client = _Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
             clean_session=None if protocol == "5" else self._session_s is None,
@@ -389,6 +393,18 @@ class Connection:
             return BrokerRefused(f"the broker {address} refused the login {who}: {reason}; {advice}")
         advice = _ALLOW.get(reason.getName(), "check the broker's log and its limits")
         return BrokerRefused(f"the broker {address} refused the connection: {reason}; {advice}")
+
+
+class _Client(paho.Client):
+    """A client that stores at most PACKET_BYTES_MAX of a packet; paho would store 256 MB."""
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        data = super()._sock_recv(min(bufsize, PACKET_BYTES_MAX))
+        packet = self._in_packet
+        if len(packet["packet"]) < PACKET_BYTES_MAX or not data:
+            return data
+        packet["to_process"] -= len(data) - 1  # paho subtracts the length of the result
+        return data[-1:]
 
 
 def _tls_advice(address: str, error: ssl.SSLError) -> str:
