@@ -167,7 +167,7 @@ class Forwarder:
             self._log(
                 f"telemetry: the broker {self._address} does not accept a message of {len(message.payload)} bytes; such "
                 "messages stay on disk, and are sent again a day later: let the broker accept 64 KiB "
-                "(mosquitto: max_packet_size, message_size_limit), then restart the daemon"
+                "(mosquitto: max_packet_size, message_size_limit) and this user's topics, then restart the daemon"
             )
 
     def _announce(self) -> None:

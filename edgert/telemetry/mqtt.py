@@ -379,9 +379,14 @@ class Connection:
         event = f"ended the connection: {self._parting}" if self._parting else "is gone: " + paho.error_string(code)
         # Two clients with one id end each other's connections; not every broker gives this reason.
         soon = bool(self._client_id) and time.monotonic() - self._opened_at < SOON_S
-        twice = self._parting == TAKEN_OVER or (soon and not self._parting)
-        advice = "; if this repeats, another client has the same id: give each device and each --session its own name"
-        return BrokerUnreachable(f"the broker {self._settings.address} {event.rstrip('.')}{advice if twice else ''}")
+        advice = ""
+        if self._parting == TAKEN_OVER or (soon and not self._parting):
+            advice = (
+                "; if this repeats, another client has the same id: give each device and each --session its own name"
+            )
+            # With 3.1.1, some brokers end the connection of a client whose message they refuse.
+            advice += "" if self._parting else "; or the broker refuses a message: let this user write its topics"
+        return BrokerUnreachable(f"the broker {self._settings.address} {event.rstrip('.')}{advice}")
 
     def _refusal(self, reason: ReasonCode) -> EdgeRTError:
         address, user = self._settings.address, self._settings.username
