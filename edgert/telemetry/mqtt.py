@@ -162,7 +162,7 @@ class Connection:
         self._on_message = on_message
         self._on_acknowledged = on_acknowledged
         self._client: paho.Client | None = None
-        self._granted: dict[int, bool] = {}
+        self._answered: dict[int, str] = {}  # a subscription -> why the broker refused it, or ""
         self._opened_at = 0.0
         self._parting = ""  # the broker's reason for the end of the connection (MQTT 5)
         self.packet_bytes_max = PACKET_BYTES_END  # the longest message that this broker accepts (MQTT 5)
@@ -210,15 +210,15 @@ class Connection:
         if code != paho.MQTT_ERR_SUCCESS:
             raise self._gone(code)
         gives_up_at = time.monotonic() + CONNECT_TIMEOUT_S
-        while message_id not in self._granted:
+        while message_id not in self._answered:
             if time.monotonic() > gives_up_at:
                 raise BrokerUnreachable(
                     f"the broker {self._settings.address} did not answer SUBSCRIBE; try again, or check its log"
                 )
             self.pump(0.1)
-        if not self._granted.pop(message_id or 0, False):
+        if reason := self._answered.pop(message_id or 0, ""):
             raise BrokerRefused(
-                f"the broker {self._settings.address} refused the subscription to {', '.join(topic_filters)}; "
+                f"the broker {self._settings.address} refused the subscription to {', '.join(topic_filters)}: {reason}; "
                 "let this user read it (an access list: docs/telemetry.md)"
             )
 
@@ -362,7 +362,7 @@ class Connection:
     def _subscribed(
         self, _client: paho.Client, _data: object, message_id: int, reasons: list[ReasonCode], _properties: Properties
     ) -> None:
-        self._granted[message_id] = not any(reason.is_failure for reason in reasons)
+        self._answered[message_id] = next((str(reason) for reason in reasons if reason.is_failure), "")
 
     def _ended(
         self,

@@ -238,6 +238,15 @@ def test_a_broker_that_has_gone_did_not_refuse_the_subscription() -> None:
             connection.subscribe(("hint",), 1)
 
 
+def test_the_error_of_a_refused_subscription_names_the_reason_of_the_broker() -> None:
+    with answered_by(b"\x20\x03\x00\x00\x00") as (connection, broker):
+        broker.sendall(b"\x90\x04\x00\x01\x00\xa2")
+        with pytest.raises(
+            BrokerRefused, match=r"the subscription to edgert/v1/#: Wildcard subscription not supported"
+        ):
+            connection.subscribe(("edgert/v1/#",), 1)
+
+
 def test_a_client_that_another_client_with_the_same_id_replaced_names_this_cause(broker: Broker) -> None:
     first, second = Connection(broker.settings, "pi"), Connection(broker.settings, "pi")
     first.open()
