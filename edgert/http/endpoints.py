@@ -5,6 +5,7 @@ For inference, the endpoints use the daemon's socket like an app. For figures, t
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
@@ -14,7 +15,9 @@ from typing import Any
 from edgert import Client, __version__
 from edgert.checks.status import SERVES, ask_daemon
 from edgert.client.base import Priority
-from edgert.errors import EdgeRTError, ModelNotFound, Unavailable
+from edgert.client.blocking_connection import Connection
+from edgert.client.conversation import Conversation, Retry
+from edgert.errors import DeadlineExceeded, EdgeRTError, ModelNotFound, Unavailable
 from edgert.http import metrics
 from edgert.http.admission import busy
 from edgert.http.browsers import address_of, from_another_site, host_name
@@ -25,6 +28,7 @@ from edgert.machine import return_free_memory
 from edgert.tensors import TensorSpec, batchable
 
 TIMEOUT_S_MAX = 3600.0
+READY_S_MAX = 5.0  # a worker that reacts later, although it does not load, is not ready
 REQUEST_ITEMS_MAX = 1024  # docs/protocol.md, Limits
 HIGHEST_PRIORITY = 1  # in Triton, 1 is the highest priority; the daemon has two priorities
 EXTENSIONS = (
@@ -183,13 +187,32 @@ class Endpoints:
         return json_response({"name": "edgert", "version": __version__, "extensions": list(EXTENSIONS)})
 
     def _ready(self) -> HttpResponse:
+        models = self._client.models()
         # A model that loads on demand counts as ready.
-        waited_for = [m["name"] for m in self._client.models() if m["state"] not in (*SERVES, "unloaded", "stopped")]
-        return _readiness(f"not ready: {', '.join(waited_for)}" if waited_for else "")
+        waited_for = [m["name"] for m in models if m["state"] not in (*SERVES, "unloaded", "stopped")]
+        serving = (m["name"] for m in models if m["state"] in SERVES)
+        fault = (
+            f"not ready: {', '.join(waited_for)}" if waited_for else next(filter(None, map(self._hangs, serving)), "")
+        )
+        return _readiness(fault)
 
     def _model_ready(self, model: str, version: str) -> HttpResponse:
         state = self._served(model, version)["state"]
-        return _readiness("" if state in SERVES else f"model {model} is {state}")
+        return _readiness(self._hangs(model) if state in SERVES else f"model {model} is {state}")
+
+    def _hangs(self, model: str) -> str:
+        """Return the reason why the worker of `model` is not ready, or "" if it reacts to a connection.
+
+        The connection also lets the daemon notice a worker that hangs.
+        """
+        path = self._client.path
+        try:
+            Connection(path, Conversation(model, path, share=False, probe=True), time.monotonic() + READY_S_MAX).close()
+        except DeadlineExceeded:
+            return f"the worker of model {model} does not react"
+        except (EdgeRTError, Retry):  # a worker that refuses a connection reacts
+            pass
+        return ""
 
     def _index(self) -> HttpResponse:
         index = []

@@ -31,7 +31,7 @@ from edgert.telemetry.mqtt import (
     MqttSettings,
     Will,
 )
-from edgert.telemetry.spool import Spool, Spooled
+from edgert.telemetry.spool import Spool, Spooled, SpoolStats
 
 RATE_PER_S = 200.0
 BURST_MAX = 50
@@ -167,7 +167,7 @@ class Forwarder:
             self._log(
                 f"telemetry: the broker {self._address} does not accept a message of {len(message.payload)} bytes; such "
                 "messages stay on disk, and are sent again a day later: let the broker accept 64 KiB "
-                "(mosquitto: max_packet_size, message_size_limit), then restart the daemon"
+                "(mosquitto: max_packet_size, message_size_limit) and this user's topics, then restart the daemon"
             )
 
     def _announce(self) -> None:
@@ -220,9 +220,6 @@ class Forwarder:
         return more
 
     def _send_due(self) -> bool:
-        if self._acknowledged_ids:
-            self._spool.delete_acknowledged(self._acknowledged_ids)
-            self._acknowledged_ids = []
         now = self._clock()
         if now >= self._sys_due_at:
             self._sys_due_at = now + self._settings.sys_interval_s
@@ -230,6 +227,9 @@ class Forwarder:
         if self._online_again_at is not None and now >= self._online_again_at:
             self._online_again_at = None
             self._connection.publish(self._topics.status, b"online", 1, retain=True)
+        if self._acknowledged_ids:
+            self._spool.delete_acknowledged(self._acknowledged_ids)
+            self._acknowledged_ids = []
         self._send_slots()
         if self._in_flight and now - self._progress_at > ACK_TIMEOUT_S:
             raise BrokerUnreachable(f"the broker {self._address} has acknowledged nothing for {ACK_TIMEOUT_S:.0f} s")
@@ -309,7 +309,12 @@ class Forwarder:
         self._note(STOPPED, "stopped")
 
     def _sys_now(self) -> dict[str, object]:
-        stats = self._spool.stats()
+        try:
+            stats = self._spool.stats()
+        except (
+            StorageFailed
+        ):  # without a spool, no report waits; the other fields may name the cause, such as a full disk
+            stats = SpoolStats(0, 0, {})
         lost = {f"spool_lost_{kind}_total": count for kind, count in sorted(stats.lost.items())}
         waiting = {"spool_rows": stats.rows, "spool_bytes": stats.size_bytes, "spool_lost_total": stats.lost_total}
         return {**self._sys_fields(), **waiting, **lost}

@@ -41,10 +41,9 @@ PACKETS_AT_ONCE = 100
 # The maximum number of messages that a broker may send to a session before the first acknowledgement. With 3.1.1 the
 # broker alone decides (mosquitto 20, RabbitMQ 10).
 HANDED_MAX = 5_000
-# The largest message that a broker may send (a report has at most 64 KiB). With 3.1.1 the broker's own limit
-# applies (mosquitto: message_size_limit), else 256 MB.
+# The largest packet that a client receives (a report has at most 64 KiB); the end of a longer packet is dropped. With
+# MQTT 5, a broker sends no longer packet.
 PACKET_BYTES_MAX = 1024 * 1024
-
 PACKET_BYTES_END = 2**28  # every MQTT packet is smaller
 TAKEN_OVER = "Session taken over"
 SOON_S = 10.0
@@ -163,7 +162,7 @@ class Connection:
         self._on_message = on_message
         self._on_acknowledged = on_acknowledged
         self._client: paho.Client | None = None
-        self._granted: dict[int, bool] = {}
+        self._answered: dict[int, str] = {}  # a subscription -> why the broker refused it, or ""
         self._opened_at = 0.0
         self._parting = ""  # the broker's reason for the end of the connection (MQTT 5)
         self.packet_bytes_max = PACKET_BYTES_END  # the longest message that this broker accepts (MQTT 5)
@@ -211,15 +210,15 @@ class Connection:
         if code != paho.MQTT_ERR_SUCCESS:
             raise self._gone(code)
         gives_up_at = time.monotonic() + CONNECT_TIMEOUT_S
-        while message_id not in self._granted:
+        while message_id not in self._answered:
             if time.monotonic() > gives_up_at:
                 raise BrokerUnreachable(
                     f"the broker {self._settings.address} did not answer SUBSCRIBE; try again, or check its log"
                 )
             self.pump(0.1)
-        if not self._granted.pop(message_id or 0, False):
+        if reason := self._answered.pop(message_id or 0, ""):
             raise BrokerRefused(
-                f"the broker {self._settings.address} refused the subscription to {', '.join(topic_filters)}; "
+                f"the broker {self._settings.address} refused the subscription to {', '.join(topic_filters)}: {reason}; "
                 "let this user read it (an access list: docs/telemetry.md)"
             )
 
@@ -280,6 +279,11 @@ class Connection:
             advice = "check that this port speaks TLS (usually 8883)" if self._settings.tls else "check the port"
             raise BrokerUnreachable(f"{address} closed the connection at once: {error}; {advice}") from error
         except (OSError, ValueError) as error:
+            if self._settings.tls and "handshake" in str(error):  # the broker waits for a CONNECT without TLS
+                raise BrokerUnreachable(
+                    f"{address} did not answer the TLS handshake within {timeout_s:g} s; check that this port speaks TLS "
+                    "(usually 8883)"
+                ) from error
             raise BrokerUnreachable(
                 f"no broker answers at {address}: {getattr(error, 'strerror', None) or error}; check that the broker runs, "
                 "and check host, port and firewall"
@@ -307,7 +311,7 @@ class Connection:
         self._opened_at = time.monotonic()
 
     def _new_client(self, protocol: str) -> paho.Client:
-        client = paho.Client(
+        client = _Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
             clean_session=None if protocol == "5" else self._session_s is None,
@@ -358,7 +362,7 @@ class Connection:
     def _subscribed(
         self, _client: paho.Client, _data: object, message_id: int, reasons: list[ReasonCode], _properties: Properties
     ) -> None:
-        self._granted[message_id] = not any(reason.is_failure for reason in reasons)
+        self._answered[message_id] = next((str(reason) for reason in reasons if reason.is_failure), "")
 
     def _ended(
         self,
@@ -375,9 +379,14 @@ class Connection:
         event = f"ended the connection: {self._parting}" if self._parting else "is gone: " + paho.error_string(code)
         # Two clients with one id end each other's connections; not every broker gives this reason.
         soon = bool(self._client_id) and time.monotonic() - self._opened_at < SOON_S
-        twice = self._parting == TAKEN_OVER or (soon and not self._parting)
-        advice = "; if this repeats, another client has the same id: give each device and each --session its own name"
-        return BrokerUnreachable(f"the broker {self._settings.address} {event.rstrip('.')}{advice if twice else ''}")
+        advice = ""
+        if self._parting == TAKEN_OVER or (soon and not self._parting):
+            advice = (
+                "; if this repeats, another client has the same id: give each device and each --session its own name"
+            )
+            # With 3.1.1, some brokers end the connection of a client whose message they refuse.
+            advice += "" if self._parting else "; or the broker refuses a message: let this user write its topics"
+        return BrokerUnreachable(f"the broker {self._settings.address} {event.rstrip('.')}{advice}")
 
     def _refusal(self, reason: ReasonCode) -> EdgeRTError:
         address, user = self._settings.address, self._settings.username
@@ -389,6 +398,18 @@ class Connection:
             return BrokerRefused(f"the broker {address} refused the login {who}: {reason}; {advice}")
         advice = _ALLOW.get(reason.getName(), "check the broker's log and its limits")
         return BrokerRefused(f"the broker {address} refused the connection: {reason}; {advice}")
+
+
+class _Client(paho.Client):
+    """A client that stores at most PACKET_BYTES_MAX of a packet; paho would store 256 MB."""
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        data = super()._sock_recv(min(bufsize, PACKET_BYTES_MAX))
+        packet = self._in_packet
+        if len(packet["packet"]) < PACKET_BYTES_MAX or not data:
+            return data
+        packet["to_process"] -= len(data) - 1  # paho subtracts the length of the result
+        return data[-1:]
 
 
 def _tls_advice(address: str, error: ssl.SSLError) -> str:

@@ -98,6 +98,27 @@ def test_after_inferences_the_connections_are_closed_and_their_memory_is_given_b
         assert endpoints.handle(HttpRequest("POST", "/v2/models/echo/infer", {}, body)).status == 200
 
 
+def test_a_model_whose_worker_hangs_is_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgert.http.endpoints.READY_S_MAX", 0.3)
+    with site.device.client() as client:
+        endpoints = Endpoints(client, site.device.state.control_socket, host_checked=True, inferences_max=1)
+
+        def ready(path: str) -> tuple[int, bytes]:
+            answered = endpoints.handle(HttpRequest("GET", path, {}, memoryview(b"")))
+            return answered.status, bytes(answered.parts[0])
+
+        paths = ("/v2/health/ready", "/v2/models/echo/ready")
+        pid = site.device.serving()["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            found = [ready(path) for path in paths]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert [status for status, _ in found] == [503, 503]
+        assert all(b"the worker of model echo does not react" in body for _, body in found)
+        wait_until(lambda: [ready(path)[0] for path in paths] == [200, 200], "the worker reacts again")
+
+
 def test_an_answer_of_a_release_that_was_replaced_during_the_request_is_not_mixed_with_the_next_release() -> None:
     live = [1]
 

@@ -135,6 +135,23 @@ def test_reports_continue_after_an_unreadable_spool_was_replaced(
     worker.close()
 
 
+def test_a_device_whose_spool_cannot_be_used_still_describes_its_machine(
+    tmp_path: Path, broker: Broker, listen: Callable[[], Listener]
+) -> None:
+    """With a full disk, its `sys` message shows the cause."""
+    listener, folder = listen(), tmp_path / "spool"
+    folder.mkdir()
+    device = ForwardingDevice(folder, broker.settings)
+    device.spool.close()
+    shutil.rmtree(folder)
+    device.start()
+    wait_until(lambda: listener.payloads(TOPICS.sys), "a sys message")
+    device.stop()
+    (said,) = map(json.loads, listener.payloads(TOPICS.sys))
+    assert (said["temp_c"], said["spool_rows"], said["spool_lost_total"]) == (40.5, 0, 0)
+    assert any("the telemetry spool" in line for line in device.said)
+
+
 def test_a_rate_limits_the_speed_of_the_backlog(tmp_path: Path, broker: Broker) -> None:
     device = ForwardingDevice(tmp_path, broker.settings, rate_per_s=20)
     device.append(200)
