@@ -49,9 +49,6 @@ MINORITY_MIN = 0.01
 NEIGHBOUR_SAMPLES_MIN = 8
 ALIKE_MAX = 0.7  # vectors whose mean cosine between samples is higher are not treated as embeddings
 SERIES_MIN = 0.5  # vectors whose adjacent values correlate more are series, such as a pitch for each moment
-# A forecast of one channel is recognized from this number of samples on, if its first values correlate at least so much
-# with the last values of the input.
-FORECASTS_MIN, CONTINUES_MIN = 16, 0.8
 BLANKS_MIN = 0.25  # in texts, at least this share of the steps has one class, the blank
 AREAS_MIN = 0.5  # masks consist of areas, in which more neighbours than this share are equal
 BYTE_CLASSES_MAX = 191  # the largest class in a mask of 8 bits
@@ -64,8 +61,7 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
     """Return the judgements of all outputs, recognized by shape, FP32's values and the user's rules."""
     names = [spec.name for spec in reference.specs]
     answers = reference.answers
-    samples = list(reference.holdout.inputs.values())
-    inputs = [array.shape[1:] for array in samples]
+    inputs = [array.shape[1:] for array in reference.holdout.inputs.values()]
     unjudged = [i for i, array in enumerate(answers) if np.issubdtype(array.dtype, np.number) or array.dtype == bool]
     judged: list[Judgement] = []
     detector = detector_of(reference, inputs, unjudged)
@@ -86,7 +82,7 @@ def judgements(reference: Reference) -> tuple[Judgement, ...]:
         name = _recognized(answers[i], named, steps)
         if name == "neighbours" and _sides(answers[i].shape[1:]) in map(_sides, inputs):
             name = "values"  # an output of an input's shape is a signal: a reconstruction, or a logit for each step
-        if name in ("thresholds", "maps") and any(_is_forecast(answers[i], series) for series in samples):
+        if name in ("thresholds", "maps") and any(_is_forecast(answers[i].shape[1:], shape) for shape in inputs):
             name = "values"
         if name == "values" and any(_is_picture(answers[i].shape[1:], shape) for shape in inputs):
             judged.append(_of_positions(i, names[i]))
@@ -146,20 +142,14 @@ def _are_areas(reference: Array) -> bool:
     return float(reference.max(initial=0.0)) > 0 and extreme >= EXTREMES_MIN
 
 
-def _is_forecast(values: Array, series: Array) -> bool:
-    """Return whether an output `[N, moments, channels]` continues an input series of the same channels.
+def _is_forecast(shape: tuple[int, ...], series: tuple[int, ...]) -> bool:
+    """Return whether an output `[moments, channels]` continues an input series of the same channels.
 
-    With one channel, scores of classes have the same shape. So the first values must follow the last ones of the input.
+    With one channel, scores of classes have the same shape.
     """
-    moments, given = _sides(values.shape[1:]), _sides(series.shape[1:])
-    if len(moments) == len(given) == 1 and moments[0] < given[0] and len(values) >= FORECASTS_MIN:
-        ends = np.stack([values.reshape(len(values), -1)[:, 0], series.reshape(len(series), -1)[:, -1]])
-        first, last = unit_vectors(ends - ends.mean(axis=1, keepdims=True))
-        return bool(first @ last >= CONTINUES_MIN)
-    if values.ndim != 3 or series.ndim != 3:
+    if len(shape) != 2 or len(series) != 2:
         return False
-    (moments_out, channels), (moments_in, channels_in) = values.shape[1:], series.shape[1:]
-    return bool(moments_out != moments_in and 2 <= channels == channels_in < moments_in)
+    return shape[0] != series[0] and 2 <= shape[1] == series[1] < series[0]
 
 
 def _is_picture(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:

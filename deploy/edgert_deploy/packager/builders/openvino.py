@@ -24,7 +24,12 @@ from edgert_deploy.packager.builders import Artifact, Builder, BuildSpec, adapt_
 from edgert_deploy.packager.builders.artifact_layers import ArtifactLayer
 from edgert_deploy.packager.builders.layers import belongs, layers_of
 from edgert_deploy.packager.builders.openvino_layers import RECURRENT, WEIGHTED, openvino_layers
-from edgert_deploy.packager.builders.openvino_rewrites import separate_heads, split_gathered, with_products
+from edgert_deploy.packager.builders.openvino_rewrites import (
+    separate_heads,
+    separate_products,
+    split_gathered,
+    with_products,
+)
 from edgert_deploy.packager.builders.qdq import (
     CALIBRATION_SAMPLES_MAX,
     Recipe,
@@ -65,7 +70,7 @@ class OpenVINOBuilder(Builder):
             advice = f"build this target with --precision fp32, {advice}"
         with vendor_tool(f"openvino could not build {source.path.name}", advice):
             versions = _write(spec, source, calibration, path)
-        _strip_notes(path)
+        _strip_notes(path, source.proto)
         return artifact_of(self, spec, source, path, versions, (path.with_suffix(".bin"),))
 
     def recipe(self, source: SourceModel, profile: DeviceProfile) -> Recipe:
@@ -119,6 +124,7 @@ def _write(spec: BuildSpec, source: SourceModel, calibration: CalibrationSet, pa
         except RuntimeError as error:
             raise RuntimeError(unread_nodes(str(error))) from error
     split_gathered(openvino, model)
+    separate_products(openvino, model)
     separate_heads(openvino, model, source.buckets.sizes if source.buckets else ())
     if source.fold is not None:
         model = _folded(openvino, model, source.fold)
@@ -226,13 +232,21 @@ def _quantized(nncf: Any, model: Any, source: SourceModel, calibration: Calibrat
     )
 
 
-def _strip_notes(path: Path) -> None:
-    """Remove the `rt_info` and the name of the model, which describe the build."""
+def _strip_notes(path: Path, proto: Any) -> None:
+    """Remove the `rt_info` and the name of the model, which describe the build.
+
+    OpenVINO numbers the operators that it adds, through all models of a process. In the file, each number is an id.
+    """
+    own = {name for node in nodes_of(proto.graph) for name in (node.name, *node.output)}
     tree = ElementTree.parse(path)
     root = tree.getroot()
     root.set("name", "model")
     for notes in root.findall("rt_info"):
         root.remove(notes)
+    for layer in root.iter("layer"):
+        name = str(layer.get("name"))
+        if name not in own and (made := re.fullmatch(r"([A-Z]\w*_)\d+", name)):
+            layer.set("name", f"{made[1]}{layer.get('id')}")
     for element in root.iter():  # indentation is a quarter of a small model's file
         element.text = (element.text or "").strip() or None
         element.tail = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from edgert_deploy.packager.builders.openvino_layers import CONVOLUTIONS
 from edgert_deploy.packager.sources.onnx_graph.nodes import attribute_of, copy_of, nodes_of, refill
 
 
@@ -75,6 +76,31 @@ def split_gathered(openvino: Any, model: Any) -> None:
             node.output(0).replace(made.variadic_split(node.input_value(0), axis, [stop, -1]).output(0))
 
 
+def separate_products(openvino: Any, model: Any) -> None:
+    """Add an axis to each product with a constant that varies over positions, if a convolution reads it.
+
+    If the lengths of such a constant equal those of the kernel, OpenVINO 2026.4 multiplies the weights by it, as in
+    CSATv2. This is right only for a constant of channels.
+    """
+    made = openvino.opset13
+    kinds = {"Divide": made.divide, "Multiply": made.multiply}
+    for node in model.get_ordered_ops():
+        if node.get_type_name() not in kinds or not _readers(node) & CONVOLUTIONS:
+            continue
+        values = [node.input_value(i) for i in (0, 1)]
+        data, constant = (1, 0) if _is_constant(values[0]) else (0, 1)
+        rank = values[data].get_partial_shape().rank
+        if not _is_constant(values[constant]) or rank.is_dynamic:
+            continue
+        lengths = list(values[constant].get_shape())
+        if len(lengths) <= rank.get_length() and max(lengths[2 - rank.get_length() :], default=1) > 1:
+            values[data] = made.unsqueeze(values[data], 0).output(0)
+            wide = kinds[node.get_type_name()](*values, name=node.get_friendly_name())
+            product = made.squeeze(wide, 0).output(0)
+            product.set_names(node.output(0).get_names())
+            node.output(0).replace(product)
+
+
 def separate_heads(openvino: Any, model: Any, sizes: Sequence[int]) -> None:
     """Transpose the results of attention with five axes if there are as many heads as tokens.
 
@@ -114,6 +140,10 @@ def _is_of_heads(node: Any) -> bool:
         return False
     order = node.input_value(1).get_node()
     return bool(order.get_type_name() == "Constant" and order.get_vector().tolist() == [0, 2, 1, 3])
+
+
+def _is_constant(value: Any) -> bool:
+    return bool(value.get_node().get_type_name() == "Constant")
 
 
 def _readers(node: Any) -> set[str]:

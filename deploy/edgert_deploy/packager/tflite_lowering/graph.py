@@ -105,8 +105,8 @@ class Graph:
         batch_constants: The constants that differ between batch 1 and batch 2.
         expanded_constants: The batch constants that repeat their one row of batch 1 along axis 0. This row can be
             broadcast to every batch.
-        repeated_constants: The batch constants that repeat their value of batch 1 along exactly one axis, which may be
-            any axis.
+        repeated_constants: The batch constants that repeat their values along exactly one axis, which grows with the
+            batch. It may be any axis.
         item_steps: For each integer constant with a row for each item of the batch, the amount by which the next item's
             row is larger. The constants at batch 1 have the row of the first item. Exporters write such indices to
             read each item's own values: [item, place], or item * places + place.
@@ -211,9 +211,9 @@ def _expands(one: NDArray[Any], two: NDArray[Any]) -> bool:
 
 
 def _repeats(one: NDArray[Any], two: NDArray[Any]) -> bool:
-    """Whether `one` has length 1 on some axis, and `two` is `one` repeated twice along this axis."""
-    pairs = [] if one.ndim != two.ndim else [(a, b) for a, b in zip(one.shape, two.shape, strict=True) if a != b]
-    return pairs == [(1, 2)] and bool((one == two).all())
+    """Whether `one` and `two` differ only in the length of one axis, along which all values are equal."""
+    axes = [i for i, n in enumerate(one.shape) if one.ndim == two.ndim and n != two.shape[i]]
+    return len(axes) == 1 and one.size > 0 and all(bool((one.take([0], axes[0]) == each).all()) for each in (one, two))
 
 
 def _steps(one: NDArray[Any], two: NDArray[Any]) -> bool:

@@ -100,7 +100,7 @@ class Lowering:
         return self.graph.constants[name]
 
     def one_item(self, name: str, role: str) -> NDArray[Any]:
-        """Return the constant `name` at batch 1, even if larger batches repeat this constant along an axis."""
+        """Return the constant `name` at batch 1, even if larger batches repeat its rows more often."""
         if name in self.graph.repeated_constants:
             return self.graph.constants[name]
         return self.value(name, role)

@@ -9,8 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.bundle.rules import Ctc
-from edgert.tensors import TensorSpec
-from edgert_deploy.packager.accuracy.decisions import judgements
 from edgert_deploy.packager.accuracy.fp32_agreement import (
     NEIGHBOUR_BLOCK,
     map_agreement,
@@ -19,8 +17,6 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     unit_vectors,
     value_agreement,
 )
-from edgert_deploy.packager.accuracy.reference import Reference
-from edgert_deploy.packager.samples.samples import CalibrationSet
 from tests.support.models.outputs import judged, softmax, yolo
 
 Array = NDArray[Any]
@@ -271,19 +267,6 @@ def test_a_forecast_from_0_to_1_is_judged_by_its_values() -> None:
         assert judged(forecast, inputs=[(96, 3)])[0].name == "values"
     decisions = RANDOM.uniform(0, 1, (30, 12, 3)).astype(np.float32)
     assert judged(decisions, inputs=[(96, 40)])[0].name == "thresholds"
-
-
-def test_a_forecast_of_one_channel_is_recognized_because_it_continues_the_input() -> None:
-    """Scores of 12 classes have the same shape. An error of 0.1 in a forecast seldom moves a value across 0.5."""
-    moments, starts = np.arange(108) / 15, RANDOM.uniform(0, 6, (30, 1))
-    series = (0.5 + 0.4 * np.sin(moments + starts) + RANDOM.normal(0, 0.03, (30, 108))).clip(0, 1).astype(np.float32)
-    scores = RANDOM.uniform(0, 1, (30, 12)).astype(np.float32)
-    for shape in ((12,), (12, 1), (1, 12)):
-        for answers, name in ((series[:, 96:], "values"), (scores, "thresholds")):
-            output = answers.reshape(30, *shape)
-            holdout = CalibrationSet({"x": series[:, :96, None]}, None)
-            specs = (TensorSpec("y", "FP32", (-1, *shape)),)
-            assert [one.name for one in judgements(Reference(specs, [output], holdout))] == [name]
 
 
 def test_a_depth_is_judged_over_all_positions_and_not_in_each_row() -> None:

@@ -36,6 +36,8 @@ def test_the_ir_contains_no_notes_of_the_tools(tmp_path: Path) -> None:
     assert artifact.companions == (tmp_path / "out" / "model.bin",)
     found = _precisions(artifact.path)
     assert found["Convolution"] == found["MatMul"] == "int8"
+    again = build("openvino", source, samples_for(source), "int8", tmp_path / "again")
+    assert again.path.read_bytes() == artifact.path.read_bytes(), "no number counts the operators of earlier builds"
 
 
 def test_fp16_halves_the_size_of_the_weights_and_fp32_keeps_the_size(tmp_path: Path) -> None:

@@ -42,6 +42,28 @@ def test_the_positions_of_a_funnel_transformer_are_right(precision: Precision, t
     assert np.abs(answer - expected).max() < (1e-4 if precision == "fp32" else 0.1) * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize(
+    ("op", "shape", "lengths"), [("Mul", (1, 1, 3, 1), (3, 9)), ("Mul", (3,), (3,)), ("Div", (4, 3, 3), (3, 3))]
+)
+def test_the_product_with_a_constant_of_positions_before_a_convolution_is_right(
+    precision: Precision, op: str, shape: tuple[int, ...], lengths: tuple[int, ...], tmp_path: Path
+) -> None:
+    """OpenVINO multiplies the weights by such a constant if its lengths equal those of the kernel, as in CSATv2."""
+    kernel = ["3"] * len(lengths)
+    body = f'm = {op}(x, c) y = Conv<kernel_shape=[{",".join(kernel)}], auto_pad="SAME_UPPER">(m, w)'
+    weights = {"c": models.random(*shape, seed=1) + 3, "w": models.random(5, 4, *map(int, kernel), seed=2)}
+    item = ",".join(map(str, lengths))
+    source = load_source(
+        models.write(models.model(f"float[N,4,{item}] x) => (float[N,5,{item}] y", body, weights), tmp_path / "m.onnx")
+    )
+    samples = samples_for(source)
+    artifact = build("openvino", source, samples, precision, tmp_path / "out")
+    (expected,) = reference_outputs(source, samples)
+    (answer,) = artifact_outputs(artifact, source, samples)
+    assert np.abs(answer - expected).max() < (1e-4 if precision == "fp32" else 0.05) * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("buckets", ["", "tokens=4,8"])
 def test_the_attention_of_as_many_heads_as_tokens_is_right(buckets: str, tmp_path: Path) -> None:
     body = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tests.support.models.tflite_cases import Case, ints, random
 
 HIDDEN = 6
@@ -94,6 +96,19 @@ CASES = [
         "activations",
         'activations=["HardSigmoid", "Relu"], activation_alpha=[0.2], activation_beta=[0.5]',
         "a, h = OP(s, w, r, b)" + LAST,
+    ),
+    *(
+        Case(
+            f"lstm over rows of an image from {state}",
+            f"f = Reshape(x, flat) s = Transpose<perm=[1,0,2]>(f) n = Shape<start=1, end=2>(s) t = Concat<axis=0>(d, n, e) "
+            f"z = Expand({state}, t) a, h = LSTM<hidden_size={HIDDEN}>(s, w, r, b, , z) o = Transpose<perm=[1,0,2]>(h) "
+            "y = Reshape(o, apart)",
+            {"x": (4, 7, 5)},
+            weights_of("LSTM")
+            | {"zeros": np.zeros((1, 1, 1), np.float32), "learned": random(1, 1, HIDDEN)}
+            | {"flat": ints(-1, 7, 5), "d": ints(1), "e": ints(HIDDEN), "apart": ints(-1, 4, HIDDEN)},
+        )
+        for state in ("zeros", "learned")
     ),
     case_of("LSTM", "memory", "", "a, g, h = OP(s, w, r, b)" + LAST),
     case_of(

@@ -102,7 +102,8 @@ def _initial(sequence: _Sequence, place: int, directions: int) -> list[Value | N
         return [None] * directions
     if lowering.is_constant(node.inputs[place]):
         values, x = lowering.one_item(node.inputs[place], "the initial state"), lowering.read(node)
-        return [x.constant(array) if array.any() else None for array in values]
+        rows = [array[:1] if (array == array[:1]).all() else array for array in values]
+        return [x.constant(array) if array.any() else None for array in rows]
     return [*_unpacked(lowering.read(node, place), directions, sequence.state)]
 
 
