@@ -12,7 +12,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -87,7 +86,8 @@ def replacing(path: Path, *, durable: bool = True, mode: int = PRIVATE, shared: 
 
 def check_free(folder: Path, needed_bytes: int, what: str) -> None:
     """Raise StorageFailed if the disk of `folder` has less free space than `what` needs."""
-    free_bytes = shutil.disk_usage(folder).free
+    status = os.statvfs(folder)
+    free_bytes = status.f_bavail * status.f_frsize
     if free_bytes < needed_bytes:
         raise StorageFailed(
             f"{what} needs {needed_bytes // 10**6 + 1} MB in {folder}, but {free_bytes // 10**6} MB are free: "

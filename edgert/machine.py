@@ -6,7 +6,6 @@ This module only reads files. A fact that cannot be read is None; for example, a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
 from pathlib import Path
@@ -65,6 +64,8 @@ def rss_bytes(process: int | str = "self") -> int | None:
 
 def return_free_memory() -> None:
     """Return freed memory to the system: after the load of a 14 MB model, the C library keeps 24 MB."""
+    import ctypes  # here, because most commands need neither this function nor `clock_synced`
+
     with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -113,6 +114,8 @@ def clock_synced() -> bool | None:
     A sandboxed service may not query the kernel (systemd's ProtectClock). Then the function reads a file of
     systemd-timesyncd.
     """
+    import ctypes
+
     state = -1
     with contextlib.suppress(OSError, AttributeError):
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))

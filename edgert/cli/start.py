@@ -13,13 +13,13 @@ from typing import BinaryIO
 
 import click
 
-from edgert.checks.status import DaemonStatus, ask_daemon
 from edgert.cli.output import emit, json_option, progress
 from edgert.config import read_config
 from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor, monitor_of, signal_monitor
 from edgert.daemon.system.service_manager import manager_of
 from edgert.durable import storing
 from edgert.errors import DaemonUnreachable, DeviceError
+from edgert.protocol.control import ask
 from edgert.state_dir import StateDir
 
 START_S_MAX = 30.0
@@ -40,24 +40,24 @@ def start(state: StateDir, as_json: bool) -> None:
       edgertd start && edgertd status
     """
     config = read_config(state)
-    running = _status(state)
-    if running is None:
+    pid = _daemon_pid(state)
+    if pid is None:
         if manager := manager_of(state.root):
             raise DeviceError(
                 f"systemd runs this daemon, and a second daemon would conflict with it. Start it with: {manager} start edgertd"
             )
-        _, running = start_daemon(state)
-    elif has_lost_its_monitor(running.pid):
+        _, pid = start_daemon(state)
+    elif has_lost_its_monitor(pid):
         with _open_log(state) as log:
-            _start_monitor(state, log, "--adopt", str(running.pid))
+            _start_monitor(state, log, "--adopt", str(pid))
         progress("the monitor that restarts the daemon was killed; a new monitor has adopted the daemon")
     socket = os.fspath(state.socket(config.socket))
-    text = f"edgertd runs (pid {running.pid}) and listens on {socket}"
-    emit({"pid": running.pid, "socket": socket}, text, as_json)
+    text = f"edgertd runs (pid {pid}) and listens on {socket}"
+    emit({"pid": pid, "socket": socket}, text, as_json)
 
 
-def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, DaemonStatus]:
-    """Start a monitor with its daemon; return both once the daemon answers.
+def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, int]:
+    """Start a monitor with its daemon; return it and the daemon's process id, once the daemon answers.
 
     If a monitor already runs and its daemon was killed, this monitor starts the next daemon: then the result has no
     process. Raises DeviceError and StorageFailed.
@@ -66,9 +66,9 @@ def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, Daemo
     until = time.monotonic() + START_S_MAX
     with _open_log(state) as log:
         while time.monotonic() < until:
-            running = _status(state)
-            if running is not None:
-                return monitor, running
+            pid = _daemon_pid(state)
+            if pid is not None:
+                return monitor, pid
             if monitor is not None and monitor.poll() is not None:
                 break
             other = None if monitor else monitor_of(state.root)
@@ -107,8 +107,8 @@ def _open_log(state: StateDir) -> BinaryIO:
         return path.open("ab")
 
 
-def _status(state: StateDir) -> DaemonStatus | None:
+def _daemon_pid(state: StateDir) -> int | None:
     try:
-        return ask_daemon(state.control_socket)
+        return int(ask(state.control_socket, {"op": "status"})["pid"])
     except DaemonUnreachable:
         return None
