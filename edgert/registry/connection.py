@@ -26,7 +26,7 @@ from urllib.parse import urljoin, urlsplit
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError, LocationParseError, ProtocolError, SSLError
+from urllib3.exceptions import HTTPError, LocationParseError, ProtocolError, ProxyError, SSLError
 
 from edgert import __version__
 from edgert.bundle.expiry import time_text
@@ -247,13 +247,22 @@ def _host(url: str) -> str:
 
 def _reason(url: str, error: BaseException) -> str:
     inner: BaseException | None = error
+    by_proxy = False
     while isinstance(inner, HTTPError):  # urllib3 keeps the wrapped error as the cause, or among the arguments
+        by_proxy = by_proxy or isinstance(inner, ProxyError)
         error, inner = (
             inner,
             inner.__cause__ or next((cause for cause in inner.args if isinstance(cause, Exception)), None),
         )
     inner = inner or error
     text = str(inner) or type(inner).__name__
+    if by_proxy:
+        scheme = urlsplit(url).scheme
+        why = (inner.strerror if isinstance(inner, OSError) else "") or text[:200]
+        return (
+            f"cannot reach {_host(url)} through the proxy {_host(_proxy(scheme))}: {why.lower()}. Check {scheme}_proxy and "
+            "that proxy, or name the registry's host in no_proxy"
+        )
     if isinstance(inner, ssl.SSLCertVerificationError):
         advice = "Give the file of the CA that signed it (ca), or replace the certificate"
         if inner.verify_code in _BY_THE_CLOCK:

@@ -77,7 +77,7 @@ def init(folder: Path, as_json: bool) -> None:
         lines = (folder / ".gitignore").read_text(errors="replace").split()
     except OSError as error:
         raise ConfigInvalid(
-            f"cannot make {folder} a project: {file_error(error, str(folder))}. Free this place, or give another folder"
+            f"cannot make {folder} a project: {file_error(error, str(folder))}. Correct this, or give another folder"
         ) from error
     project = find_project(folder)  # this also reports a fault in an existing file
     private, public = key_paths(project.keys, "default")

@@ -11,9 +11,10 @@ from edgert.checks.status import DeviceStatus
 from edgert.cli.output import json_option
 from edgert.environment import CODE, code_digest
 from edgert.errors import DeviceUnreachable, EdgeRTError, HostKeyMismatch, LoginRefused, NotBootstrapped, RuntimeBroken
+from edgert.printable import some_of
 from edgert_deploy.cli.shared.each import run_on_each
 from edgert_deploy.cli.shared.options import inventory_option, selector_argument
-from edgert_deploy.cli.shared.output import columns
+from edgert_deploy.cli.shared.output import NAMES_MAX, columns
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, Inventory
@@ -94,11 +95,14 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
 
 
 def _reasons(good: list[tuple[str, _DeviceReport]]) -> list[str]:
-    lines = []
+    """Return a line for each reason of drift, with the first devices that it applies to."""
+    names: dict[tuple[str, str], list[str]] = {}
     for name, report in good:
-        lines += [f"{name}: {drift.text}" for drift in report.drift]
-        lines += [f"{name} {model.model}: {drift.text}" for model in report.models for drift in model.drift]
-    return lines
+        reasons = [("", drift.text) for drift in report.drift]
+        reasons += [(f" {model.model}", drift.text) for model in report.models for drift in model.drift]
+        for reason in reasons:
+            names.setdefault(reason, []).append(name)
+    return [f"{some_of(devices, NAMES_MAX)}{model}: {text}" for (model, text), devices in names.items()]
 
 
 def _doubts(good: list[tuple[str, _DeviceReport]]) -> list[str]:
@@ -118,13 +122,14 @@ def _next_steps(good: list[tuple[str, _DeviceReport]], rollouts: Sequence[Rollou
     Five cases have a next step: the daemon is stopped; the device has no model at all; its rollout was interrupted; the
     wanted release is missing; the device rolled the wanted release back.
     """
-    stopped = ",".join(name for name, report in good if not report.status.daemon.running)
-    bare = ",".join(name for name, report in good if not report.models)
+    stopped = [name for name, report in good if not report.status.daemon.running]
+    bare = [name for name, report in good if not report.models]
     lines = []
     if stopped:
-        lines.append(f"next: the daemon does not run on {stopped}: edgert bootstrap {stopped} starts it")
+        shown = some_of(stopped, NAMES_MAX)
+        lines.append(f"next: the daemon does not run on {shown}: edgert bootstrap {','.join(stopped)} starts it")
     if bare:
-        lines.append(f"next: nothing was deployed to {bare}: edgert deploy BUNDLE {bare}")
+        lines.append(f"next: nothing was deployed to {some_of(bare, NAMES_MAX)}: edgert deploy BUNDLE {','.join(bare)}")
     by_id = {rollout.id: rollout for rollout in rollouts}
     unfinished: dict[str, list[str]] = {}
     rolled_back: dict[tuple[str, int | None, str], list[str]] = {}
@@ -142,23 +147,23 @@ def _next_steps(good: list[tuple[str, _DeviceReport]], rollouts: Sequence[Rollou
             elif "missing" in kinds and rollout is not None and not report.status.models:
                 missing.setdefault((model.model, rollout.release), []).append(name)
     lines += [
-        f"next: release {release} of {model} is wanted on {','.join(devices)}, and no model is there, as on a new machine: "
+        f"next: release {release} of {model} is wanted on {some_of(devices, NAMES_MAX)}, and no model is there, as on a new machine: "
         f"edgert deploy BUNDLE {','.join(devices)}"
         for (model, release), devices in missing.items()
     ]
     lines += [
-        f"next: rollout {rollout_id} was interrupted on {','.join(devices)}: "
+        f"next: rollout {rollout_id} was interrupted on {some_of(devices, NAMES_MAX)}: "
         f"edgert rollout resume {rollout_id} continues it, edgert rollout abort {rollout_id} ends it"
         for rollout_id, devices in unfinished.items()
     ]
-    return lines + [_after_roll_back(*about, ",".join(names)) for about, names in rolled_back.items()]
+    return lines + [_after_roll_back(*about, names) for about, names in rolled_back.items()]
 
 
-def _after_roll_back(model: str, live: int | None, channel: str, devices: str) -> str:
+def _after_roll_back(model: str, live: int | None, channel: str, devices: Sequence[str]) -> str:
     """Return the next step after a rollback of the wanted release."""
-    how = f"edgert publish BUNDLE --channel {channel}" if channel else f"edgert deploy BUNDLE {devices}"
+    how = f"edgert publish BUNDLE --channel {channel}" if channel else f"edgert deploy BUNDLE {','.join(devices)}"
     keep = "" if live is None or channel else f"; or deploy the bundle of release {live} again to keep release {live}"
-    return f"next: deploy a fixed release of {model} to {devices}: {how}{keep}"
+    return f"next: deploy a fixed release of {model} to {some_of(devices, NAMES_MAX)}: {how}{keep}"
 
 
 def _cells(name: str, answer: _DeviceReport | EdgeRTError) -> list[tuple[str, ...]]:

@@ -117,7 +117,7 @@ def publish(public: Path, project: Project) -> Path | None:
         return None
     try:
         copy.parent.mkdir(exist_ok=True)
-        replace_file(copy, public.read_bytes(), mode=0o644)
+        replace_file(copy, public.read_bytes(), mode=0o644, shared=True)
     except OSError as error:
         raise ConfigInvalid(
             f"cannot copy {public} to the project: {file_error(error)}. The key exists: copy the file to {copy.parent}"

@@ -20,6 +20,7 @@ from edgert.registry.connection import Connection
 from edgert.registry.login import Credentials
 from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.answering import answering, answers
+from tests.support.servers.ports import free_port
 from tests.support.servers.registries import RegistryServer
 
 CONTENT = os.urandom(300_000)
@@ -57,6 +58,25 @@ def test_a_proxy_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(RegistryUnreachable):
             Registry(Repository("http", "plant.example", "models")).manifest("stable")
     assert asked == [f"http://registry.example/v2/models/blobs/{BLOB.digest}"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "runs", "reason"),
+    [("http", False, "connection refused"), ("https", False, "connection refused"), ("https", True, "501")],
+)
+def test_the_error_names_the_proxy_that_fails(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, runs: bool, reason: str
+) -> None:
+    """In older versions, the error said that the registry refuses connections."""
+    with answering(answers(200)) as address:  # this server does not support the method CONNECT
+        proxy = address.host if runs else f"127.0.0.1:{free_port()}"
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://user:secret@{proxy}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        expected = rf"registry\.example through the proxy {proxy}: .*{reason}.*{scheme}_proxy.*no_proxy"
+        with pytest.raises(RegistryUnreachable, match=expected) as caught:
+            Registry(Repository(scheme, "registry.example", "models")).manifest("stable")
+    assert "secret" not in caught.value.message
 
 
 def test_the_error_about_a_certificate_that_is_not_yet_valid_names_the_clock(

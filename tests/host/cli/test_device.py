@@ -149,6 +149,8 @@ def test_a_machine_is_probed_and_its_profile_is_recorded_only_on_request(
     assert (code, answer["devices"][0]["profile"]) == (0, board["profile"])
     assert len(inventory.devices()) == 2
     assert edgert(*address, "--save")[0] == 2
+    code, answer = edgert("device", "probe", "board", "--fingerprint", sshd.fingerprint)  # a name in ~/.ssh/config
+    assert (code, "give USER@board" in answer["error"]["message"]) == (2, True)
     assert main(["device", "probe", "board"]) == 0
     shown = capfd.readouterr().out
     assert f"profile      {board['profile']}" in shown

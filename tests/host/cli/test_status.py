@@ -62,6 +62,26 @@ def test_a_damaged_model_does_not_hide_other_models(edgert: Edgert, inventory: I
     assert not list(there.state.incoming.glob("*")), "not a byte was sent"
 
 
+@pytest.mark.usefixtures("edgertd_is_forked")
+def test_a_reason_that_many_devices_share_is_one_line(
+    inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for n in range(7):
+        there = devices.Device(tmp_path / f"there-{n}")
+        there.prepare()
+        state = str(there.state.root)
+        inventory.add(Device(f"pi-{n}", "local", state, "this-machine", state))
+    assert main(["status"]) == 0
+    below = capfd.readouterr().out.splitlines()[8:]
+    assert [line.partition(":")[0] for line in below[:1]] == ["pi-0, pi-1, pi-2, pi-3, pi-4 and 2 more"]
+    assert below[1:] == [
+        "next: the daemon does not run on pi-0, pi-1, pi-2, pi-3, pi-4 and 2 more: "
+        "edgert bootstrap pi-0,pi-1,pi-2,pi-3,pi-4,pi-5,pi-6 starts it",
+        "next: nothing was deployed to pi-0, pi-1, pi-2, pi-3, pi-4 and 2 more: "
+        "edgert deploy BUNDLE pi-0,pi-1,pi-2,pi-3,pi-4,pi-5,pi-6",
+    ]
+
+
 def test_a_live_version_whose_trial_compared_few_answers_is_reported(
     edgert: Edgert, inventory: Inventory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

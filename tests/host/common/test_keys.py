@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import resource
 from pathlib import Path
 
@@ -62,3 +63,22 @@ def test_a_full_disk_leaves_no_incomplete_key_in_the_project(folder: Path, tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list((tmp_path / "fleet" / "keys").iterdir()) == []
+
+
+def test_several_commands_may_publish_a_key_at_once(folder: Path, tmp_path: Path) -> None:
+    """In older versions, the jobs of a pipeline removed each other's unfinished copy."""
+    assert main(["keys", "new"]) == 0
+    (tmp_path / "edgert.toml").touch()
+    project, public = find_project(), key_paths(folder, "default")[1]
+
+    def publish_often() -> None:
+        for _ in range(100):
+            (project.public_keys / public.name).unlink(missing_ok=True)
+            publish(public, project)
+
+    processes = [multiprocessing.get_context("fork").Process(target=publish_often) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]

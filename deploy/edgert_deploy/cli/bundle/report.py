@@ -39,7 +39,7 @@ def report(bundle: Path, html: Path | None, as_json: bool) -> None:
     with open_bundle(bundle, trusted=None) as opened:
         text = page(gather(opened, bundle.stat().st_size))
     try:
-        replace_file(html, text.encode(), mode=0o644)
+        replace_file(html, text.encode(), mode=0o644, shared=True)
     except OSError as error:
         raise ConfigInvalid(
             f"cannot write {html}: {error.strerror}; give --html a file in an existing folder with free space"

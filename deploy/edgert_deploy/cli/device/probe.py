@@ -77,6 +77,11 @@ def probe_(
       edgert device probe all --save
     """
     is_address = not selector.startswith(SELECTED_BY) and any(sign in selector for sign in "@.[")
+    if not is_address and (wanted or identity or jump or jump_fingerprint):
+        raise click.UsageError(
+            f"--fingerprint, --identity and --jump need an ADDRESS, and {selector!r} is a SELECTOR: for a machine outside the "
+            f"inventory, give USER@{selector}"
+        )
     if is_address and save:
         raise click.UsageError("--save needs a device of the inventory; add this one with: edgert device add")
     if is_address:
