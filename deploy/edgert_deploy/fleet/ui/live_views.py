@@ -81,7 +81,7 @@ class View:
 
 
 class LiveViews:
-    """Gives views to any number of pages' streams. Any thread may call any method, but only one may call `tick`."""
+    """Gives views to any number of streams. Any thread may call any method, but only one may call `tick`."""
 
     def __init__(
         self, fleet: FleetState, rollouts: Rollouts, clock: Callable[[], float], wall_ms: Callable[[], int]
