@@ -55,8 +55,8 @@ def watch_trial(
         if stop.asked:
             raise Interrupted(f"interrupted in the middle of {Step.WATCH.value}")
         try:
-            words = ("trial", plan.model, "--digest", plan.digest, "--for", duration_text(SLICE_S))
-            answer = answer_of(TrialAnswer, claim.call(*words, timeout_s=SLICE_S + REQUEST_S_MAX))
+            command = ("trial", plan.model, "--digest", plan.digest, "--for", duration_text(SLICE_S))
+            answer = answer_of(TrialAnswer, claim.call(*command, timeout_s=SLICE_S + REQUEST_S_MAX))
         except DeviceUnreachable as error:
             if clock() >= until:
                 raise
