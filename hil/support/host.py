@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from edgert.bundle.signing import SigningKey, read_signing_key
 from edgert.errors import DeviceUnreachable
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.transports import Result, Transport, open_transport
 from hil.support.dut import Dut
 from tests.support.paths import DIGITS, ROOT

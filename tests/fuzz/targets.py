@@ -54,7 +54,7 @@ from edgert.typed_json import Mistyped, from_json, to_json
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.otlp import request as otlp_request

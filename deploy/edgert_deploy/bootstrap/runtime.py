@@ -53,7 +53,7 @@ from edgert.printable import counted
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, script_path
 from edgert_deploy.devices.transports import LineSink, Result, Transport, sha256_command
 
 TRIAL_S = 600.0

@@ -22,7 +22,7 @@ from edgert_deploy.devices import service
 from edgert_deploy.devices.claims import KNOWN, setting_up
 from edgert_deploy.devices.device_files import DeviceFile, config_text, put
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, script_path
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 REMOVE_S_MAX = 600.0

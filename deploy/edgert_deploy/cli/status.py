@@ -17,7 +17,7 @@ from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.selector import ALL
 from edgert_deploy.devices.transports import Transport
 from edgert_deploy.rollout.drift import Drift, ModelDrift, device_drifts, model_drifts, wanted_by_rollouts

@@ -36,7 +36,7 @@ from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTErro
 from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport, full_disk
 
 LASTS_S = 60.0  # the duration of a model's claim; commands on the device renew it while they run

@@ -25,7 +25,7 @@ from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.remote import QUICK_S_MAX
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX
 from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, sha256_command
 
 PASSWORD_NAME, BROKER_CA_NAME = "mqtt-password", "mqtt-ca.pem"

@@ -17,7 +17,7 @@ from edgert.engines import ENGINES
 from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, edgertd, script_path
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, edgertd, script_path
 from edgert_deploy.devices.transports import Result, Transport
 
 USER = "edgert"

@@ -17,7 +17,7 @@ from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device, SshAddress
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
-from edgert_deploy.devices.remote import RemoteDaemon, script_path
+from edgert_deploy.devices.remote_daemon import RemoteDaemon, script_path
 from edgert_deploy.devices.service import serves
 from edgert_deploy.devices.transports import JumpKeyMismatch, SshLoginRefused, Transport, open_transport
 from edgert_deploy.doctor import Finding, Report

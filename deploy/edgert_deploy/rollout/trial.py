@@ -16,7 +16,7 @@ from edgert.typed_json import OMITTED
 from edgert.versions.trial_limits import Readings
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.claims import HeldClaim
-from edgert_deploy.devices.remote import answer_of
+from edgert_deploy.devices.remote_daemon import answer_of
 from edgert_deploy.devices.transports import LineSink
 from edgert_deploy.rollout.plan import Plan, Step
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld, by_code
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import OtherVersion, RemoteDaemon, edgertd
+from edgert_deploy.devices.remote_daemon import OtherVersion, RemoteDaemon, edgertd
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 BOARD = Device("board", "ssh", "pi@board", "p", "/state", "/home")
