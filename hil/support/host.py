@@ -98,7 +98,7 @@ class Host:
     def on(self, device: str, *argv: str, timeout_s: float = 300.0) -> Result:
         """Run a command on a device and require that it succeeds."""
         result = self.over(device, lambda transport: transport.run(argv, timeout_s))
-        assert result.ok, result.complaint()
+        assert result.ok, result.failure_text()
         return result
 
     def edgertd(self, device: str, *words: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from edgert_deploy.packager.samples.sample_files import (
 )
 from edgert_deploy.packager.samples.sample_function import read_function
 from edgert_deploy.packager.samples.signal_samples import features_of, read_signal_files, sample_specs
-from edgert_deploy.packager.samples.streams import with_state
+from edgert_deploy.packager.samples.stateful_samples import with_state
 from edgert_deploy.packager.samples.text_samples import SUFFIX, read_texts, tokens_of
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
