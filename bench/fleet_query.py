@@ -31,7 +31,7 @@ from bench.support.tables import emit_figures
 from edgert.telemetry import stages
 from edgert.telemetry.messages import HistMessage
 from edgert.telemetry.sketch import Sketch, merged
-from edgert_deploy.fleet.packed_histograms import WINDOW, Pool
+from edgert_deploy.fleet.packed_histograms import WINDOW_FORM, HistogramPool
 from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import MINUTE_MS, Batch, Origin
 from edgert_deploy.fleet.store.query import Answer, FleetQuery, Question
@@ -190,12 +190,12 @@ def view_s(url: str) -> float:
 
 def every_window(url: str) -> Sketch:
     """Compute the same day without the merged rows, in bulk with NumPy."""
-    engine, table, pool = database.open_engine(url, writes=False), schema.hist_window.c, Pool(1)
+    engine, table, pool = database.open_engine(url, writes=False), schema.hist_window.c, HistogramPool(1)
     scalars = [sa.func.sum(table.zero), sa.func.sum(table.count), sa.func.sum(table.sum), sa.func.min(table.least), sa.func.max(table.most)]  # fmt: skip
     day = table.minute >= NOW_MS // MINUTE_MS - 24 * 60
     with engine.connect() as connection:
         for block in connection.execution_options(stream_results=True).execute(sa.select(table.buckets).where(day)).partitions(50_000):  # fmt: skip
-            pool.add([0] * len(block), [row[0] for row in block], WINDOW)
+            pool.add([0] * len(block), [row[0] for row in block], WINDOW_FORM)
         zero, count, total, least, most = connection.execute(sa.select(*scalars).where(day, table.count > 0)).one()
     engine.dispose()
     sketch = pool.sketch(0)

@@ -82,7 +82,7 @@ class Result:
     def ok(self) -> bool:
         return self.exit_code == 0
 
-    def complaint(self) -> str:
+    def failure_text(self) -> str:
         """Return one line for a message: the command, its exit code, the end of its output."""
         output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
         words = shlex.join(word for word in self.argv if "\n" not in word)  # omit scripts, which tell a user nothing
@@ -273,7 +273,7 @@ def self_test(run: Run, folder: str, state: str, models: Sequence[str]) -> str:
     try:
         return str(json.loads(result.stdout)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return result.complaint()
+        return result.failure_text()
 
 
 def trial_command(
@@ -320,7 +320,7 @@ def _make_venv(run: Run, new: Environment) -> None:
             f"{new.python} on {new.device} cannot make virtual environments. Run there, as root: "
             f"apt-get install python{version}-venv. Then repeat this command"
         )
-    raise DeviceError(f"{new.device}: {result.complaint()}")
+    raise DeviceError(f"{new.device}: {result.failure_text()}")
 
 
 def _pip_install(run: Run, new: Environment) -> None:
@@ -350,7 +350,7 @@ def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str,
         if result.ok:
             loading.append(engine)
             continue
-        reason = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        reason = (result.stderr.strip().splitlines() or [result.failure_text()])[-1]
         hint = install_hint(engine)
         if _NOEXEC in reason:
             hint = f"; {new.home} is mounted noexec: remount it, or add the device again with --home on another file system"
@@ -361,4 +361,4 @@ def _try_engines(run: Run, new: Environment) -> tuple[tuple[str, ...], dict[str,
 def _must(run: Run, new: Environment, argv: Sequence[str], timeout_s: float) -> None:
     result = run(argv, timeout_s)
     if not result.ok:
-        raise DeviceError(f"{new.device}: {result.complaint()}")
+        raise DeviceError(f"{new.device}: {result.failure_text()}")

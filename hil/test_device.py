@@ -72,7 +72,7 @@ class UnderTest:
                 transport.put(file, f"{folder}/{file.name}")
             python = f"{device.home}/venv/bin/python"
             result = transport.run([python, f"{folder}/accuracy.py", socket, f"{folder}/holdout.npz"], COMMAND_S_MAX)
-            assert result.ok, result.complaint()
+            assert result.ok, result.failure_text()
             return dict(json.loads(result.stdout))
         finally:
             transport.close()

@@ -76,7 +76,7 @@ class Fleet:
                 yield
             finally:
                 self.host.on(name, "touch", "/tmp/enough")
-                assert app.result().ok, app.result().complaint()
+                assert app.result().ok, app.result().failure_text()
                 transport.close()
 
 

@@ -125,7 +125,7 @@ class Keyring:
         return tuple(self.keys.values())
 
     @property
-    def complaints(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """One line for each file that contains no key. Such a file does not affect the keys of other files."""
         return [
             f"{why}: it is ignored; remove it with: edgertd keys remove {path.name}"

@@ -38,8 +38,8 @@ def list_(state: StateDir, as_json: bool) -> None:
     read_config(state)  # raises if the device is not set up
     ring = trusted_keys(state)
     rows = [{"key_id": key.key_id, "file": str(path)} for path, key in ring.keys.items()]
-    lines = [*(f"{row['key_id']}  {row['file']}" for row in rows), *(f"warning: {c}" for c in ring.complaints)]
-    emit({"keys": rows, "damaged": ring.complaints}, "\n".join(lines) or f"{state.keys} contains no key", as_json)
+    lines = [*(f"{row['key_id']}  {row['file']}" for row in rows), *(f"warning: {c}" for c in ring.warnings)]
+    emit({"keys": rows, "damaged": ring.warnings}, "\n".join(lines) or f"{state.keys} contains no key", as_json)
 
 
 @keys.command()

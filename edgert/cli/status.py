@@ -89,7 +89,7 @@ def device_status(state: StateDir, config: DeviceConfig) -> DeviceStatus:
         engines={name: version for name, version in engine_versions(state.learned / "engines.json").items() if version},
         text=has_tokenizers(),
         keys=tuple(dict.fromkeys(key.key_id for key in ring.trusted)),
-        damaged_keys=tuple(ring.complaints),
+        damaged_keys=tuple(ring.warnings),
         http=_http(config),
         telemetry=_telemetry(state, config),
         claims=_claims(state, config),

@@ -286,7 +286,7 @@ class RuntimeFollower:
             trial_command(os.fspath(home), os.fspath(self._state.root), runtime, models, manager, trial_s), VENV_S_MAX
         )
         if not began.ok:
-            raise DeviceError(f"the trial of the new runtime did not start: {began.complaint()}")
+            raise DeviceError(f"the trial of the new runtime did not start: {began.failure_text()}")
         until = time.monotonic() + BEGIN_S_MAX
         while time.monotonic() < until:
             runtimes = self._installed_runtimes(home)

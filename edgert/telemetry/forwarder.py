@@ -37,7 +37,7 @@ RATE_PER_S = 200.0
 BURST_MAX = 50
 ACK_TIMEOUT_S = 60.0
 REFUSED_RETRY_S = 300.0
-LOOK_S = 1.0  # the pause between two checks of the spool
+SPOOL_CHECK_S = 1.0  # the pause between two checks of the spool
 RETRY_PAUSES_S = doubling(1.0, 60.0)
 STABLE_AFTER_S = 10.0
 PUBLISH_BYTES = 16  # the maximum number of bytes of a packet besides its topic and payload
@@ -199,7 +199,7 @@ class Forwarder:
         while not stop.is_set():
             self._pass_on_hint()
             more = self._step()
-            idle_s = max(0.0, min(LOOK_S, self._sys_due_at - self._clock()))
+            idle_s = max(0.0, min(SPOOL_CHECK_S, self._sys_due_at - self._clock()))
             self._connection.pump(1 / self._settings.rate_per_s if more else idle_s, (stop.fileno(),))
         gives_up_at = self._clock() + DRAIN_ON_STOP_S
         while self._clock() < gives_up_at and (self._step() or self._in_flight):

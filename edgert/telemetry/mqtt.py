@@ -40,16 +40,16 @@ IN_FLIGHT_MAX = 20
 PACKETS_AT_ONCE = 100
 # The maximum number of messages that a broker may send to a session before the first acknowledgement. With 3.1.1 the
 # broker alone decides (mosquitto 20, RabbitMQ 10).
-HANDED_MAX = 5_000
-# The largest packet that a client receives (a report has at most 64 KiB); the end of a longer packet is dropped. With
-# MQTT 5, a broker sends no longer packet.
+UNACKNOWLEDGED_MAX = 5_000
+# The largest message that a broker may send (a report has at most 64 KiB). With 3.1.1 the broker's own limit
+# applies (mosquitto: message_size_limit), else 256 MB.
 PACKET_BYTES_MAX = 1024 * 1024
 PACKET_BYTES_END = 2**28  # every MQTT packet is smaller
 TAKEN_OVER = "Session taken over"
 SOON_S = 10.0
 _BY_THE_CLOCK = (9, 10)  # OpenSSL's codes for a certificate that is not yet valid, or has expired
 # The reason of a broker's refusal -> the permission that is missing.
-_ALLOW = {
+_ADVICE = {
     "Retain not supported": "devices need retained messages: allow them there (mosquitto: retain_available true)",
     "QoS not supported": "reports need QoS 1: allow it there (mosquitto: max_qos 1)",
 }
@@ -164,10 +164,10 @@ class Connection:
         self._client: paho.Client | None = None
         self._answered: dict[int, str] = {}  # a subscription -> why the broker refused it, or ""
         self._opened_at = 0.0
-        self._parting = ""  # the broker's reason for the end of the connection (MQTT 5)
+        self._end_reason = ""  # the broker's reason for the end of the connection (MQTT 5)
         self.packet_bytes_max = PACKET_BYTES_END  # the longest message that this broker accepts (MQTT 5)
-        self.taken = 0  # messages received so far
-        self._handed: deque[tuple[int, int]] = deque()  # unacknowledged messages: (position in `taken`, message id)
+        self.received = 0  # messages received so far
+        self._unacknowledged: deque[tuple[int, int]] = deque()  # (`received` at its receipt, message id)
 
     def open(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Connect and log in. Raises BrokerUnreachable, BrokerRefused, BrokerTlsFailed or ConfigInvalid."""
@@ -195,13 +195,13 @@ class Connection:
     @property
     def unacknowledged(self) -> int:
         """The number of received messages of this session that are not acknowledged."""
-        return len(self._handed)
+        return len(self._unacknowledged)
 
     def acknowledge(self, up_to: int) -> None:
         """Acknowledge the first `up_to` received messages; the broker sends all other messages again."""
         assert self._client is not None
-        while self._handed and self._handed[0][0] <= up_to:
-            self._client.ack(self._handed.popleft()[1], 1)
+        while self._unacknowledged and self._unacknowledged[0][0] <= up_to:
+            self._client.ack(self._unacknowledged.popleft()[1], 1)
 
     def subscribe(self, topic_filters: tuple[str, ...], qos: int) -> None:
         """Subscribe, and wait for the broker's consent. Raises BrokerRefused or BrokerUnreachable."""
@@ -231,13 +231,13 @@ class Connection:
         if also:
             self._wait(self._client, timeout_s, also)
             timeout_s = 0.0
-        client, taken = self._client, self.taken
+        client, before = self._client, self.received
         code = client.loop(timeout_s)
         # paho reads one packet per call. This loop reads further packets without a `select` for each.
         for _ in range(PACKETS_AT_ONCE):
-            if code != paho.MQTT_ERR_SUCCESS or self.taken == taken or self._client is not client:
+            if code != paho.MQTT_ERR_SUCCESS or self.received == before or self._client is not client:
                 break
-            taken = self.taken
+            before = self.received
             code = client.loop_read()
         if code not in (paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_AGAIN):
             raise self._gone(code)
@@ -264,8 +264,8 @@ class Connection:
 
     def _open(self, protocol: str, timeout_s: float) -> None:
         client = self._new_client(protocol)
-        self._handed.clear()  # the broker sends these messages again
-        self._parting = ""
+        self._unacknowledged.clear()  # the broker sends these messages again
+        self._end_reason = ""
         answer: list[tuple[ReasonCode, Properties]] = []
         client.on_connect = lambda _client, _data, _flags, reason, said: answer.append((reason, said))
         client.connect_timeout = timeout_s
@@ -311,7 +311,7 @@ class Connection:
         self._opened_at = time.monotonic()
 
     def _new_client(self, protocol: str) -> paho.Client:
-        client = _Client(
+        client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._client_id,
             clean_session=None if protocol == "5" else self._session_s is None,
@@ -341,13 +341,13 @@ class Connection:
         if self._session_s is None:
             return {"properties": properties}
         properties.SessionExpiryInterval = self._session_s
-        properties.ReceiveMaximum = HANDED_MAX
+        properties.ReceiveMaximum = UNACKNOWLEDGED_MAX
         return {"clean_start": False, "properties": properties}
 
     def _received(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        self.taken += 1
+        self.received += 1
         if self._session_s is not None and message.qos:
-            self._handed.append((self.taken, message.mid))
+            self._unacknowledged.append((self.received, message.mid))
         try:
             topic = message.topic
         except UnicodeDecodeError as error:  # the listener refuses this topic
@@ -373,19 +373,21 @@ class Connection:
         _properties: Properties | None,
     ) -> None:
         if flags.is_disconnect_packet_from_server:
-            self._parting = str(reason)
+            self._end_reason = str(reason)
 
     def _gone(self, code: MQTTErrorCode) -> BrokerUnreachable:
-        event = f"ended the connection: {self._parting}" if self._parting else "is gone: " + paho.error_string(code)
+        event = (
+            f"ended the connection: {self._end_reason}" if self._end_reason else "is gone: " + paho.error_string(code)
+        )
         # Two clients with one id end each other's connections; not every broker gives this reason.
         soon = bool(self._client_id) and time.monotonic() - self._opened_at < SOON_S
         advice = ""
-        if self._parting == TAKEN_OVER or (soon and not self._parting):
+        if self._end_reason == TAKEN_OVER or (soon and not self._end_reason):
             advice = (
                 "; if this repeats, another client has the same id: give each device and each --session its own name"
             )
             # With 3.1.1, some brokers end the connection of a client whose message they refuse.
-            advice += "" if self._parting else "; or the broker refuses a message: let this user write its topics"
+            advice += "" if self._end_reason else "; or the broker refuses a message: let this user write its topics"
         return BrokerUnreachable(f"the broker {self._settings.address} {event.rstrip('.')}{advice}")
 
     def _refusal(self, reason: ReasonCode) -> EdgeRTError:
@@ -396,20 +398,8 @@ class Connection:
             who = f"as {user!r}" if user else "without a user name"
             advice = "check the user name and the password file" if user else "give a user name and a password file"
             return BrokerRefused(f"the broker {address} refused the login {who}: {reason}; {advice}")
-        advice = _ALLOW.get(reason.getName(), "check the broker's log and its limits")
+        advice = _ADVICE.get(reason.getName(), "check the broker's log and its limits")
         return BrokerRefused(f"the broker {address} refused the connection: {reason}; {advice}")
-
-
-class _Client(paho.Client):
-    """A client that stores at most PACKET_BYTES_MAX of a packet; paho would store 256 MB."""
-
-    def _sock_recv(self, bufsize: int) -> bytes:
-        data = super()._sock_recv(min(bufsize, PACKET_BYTES_MAX))
-        packet = self._in_packet
-        if len(packet["packet"]) < PACKET_BYTES_MAX or not data:
-            return data
-        packet["to_process"] -= len(data) - 1  # paho subtracts the length of the result
-        return data[-1:]
 
 
 def _tls_advice(address: str, error: ssl.SSLError) -> str:

@@ -60,8 +60,8 @@ def install(
     `latest` is the time for the check of the expiry; by default, the latest time that this device has seen.
     """
     ring = trusted_keys(state)
-    for complaint in ring.complaints:
-        progress(complaint)
+    for warning in ring.warnings:
+        progress(warning)
     trusted = ring.trusted
     if not trusted:
         raise ConfigInvalid(f"{state.keys} contains no public key: run edgert bootstrap from the host")

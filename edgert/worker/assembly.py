@@ -18,10 +18,10 @@ from edgert.telemetry.messages import Topics, release_id
 from edgert.telemetry.reporter import Reporter, ReporterSettings, machine_facts
 from edgert.telemetry.span_counter import SpanCounter
 from edgert.telemetry.spool import Spool
-from edgert.worker.connections.area_budget import AreaBudget, areas_bytes_max
 from edgert.worker.connections.connections import Connections
 from edgert.worker.connections.reactor import RunLimits
 from edgert.worker.connections.sessions import Sessions
+from edgert.worker.connections.shared_memory import SharedMemoryBudget, shared_bytes_max
 from edgert.worker.loading.learning import QUICK_US_MAX, REACTOR_US_MAX
 from edgert.worker.loading.model import LoadedModel, may_have_reactor
 from edgert.worker.pipeline.batcher import Batcher
@@ -42,8 +42,8 @@ class WorkerParts:
 
     Attributes:
         near: The near cache; None if it is off.
-        shadow: The comparison with the reference artifact; None if it is off.
-        previous: The comparison with the previous version; None if no trial limits the agreement.
+        shadow: The comparison with the reference artifact.
+        previous: The comparison with the previous version, if a trial limits the agreement.
         app_spans: Counts the requests of apps.
         probe_spans: Counts the requests of checks.
     """
@@ -58,7 +58,7 @@ class WorkerParts:
     app_spans: SpanCounter
     probe_spans: SpanCounter
     reporter: Reporter
-    areas: AreaBudget
+    shared_memory: SharedMemoryBudget
     sessions: Sessions
     connections: Connections
 
@@ -90,7 +90,7 @@ def assemble(load_message: LoadMessage, state: StateDir, config: DeviceConfig, m
         pipeline.release_memory,
     )
     frame_bytes_max = pipeline.tensors.frame_bytes_max(int(serving.frame_mb * 1024**2))
-    areas = AreaBudget(areas_bytes_max(serving))
+    shared_memory = SharedMemoryBudget(shared_bytes_max(serving))
     sessions = Sessions(pipeline, model.version, serving, frame_bytes_max)
     connections = Connections(
         pipeline=pipeline,
@@ -100,7 +100,7 @@ def assemble(load_message: LoadMessage, state: StateDir, config: DeviceConfig, m
         frame_bytes_max=frame_bytes_max,
         connections_max=serving.connections_max,
         reactor_limits=reactor_limits(model, config, batcher, len(os.sched_getaffinity(0))),
-        areas=areas,
+        shared_memory=shared_memory,
         sessions=sessions,
     )
     return WorkerParts(
@@ -114,7 +114,7 @@ def assemble(load_message: LoadMessage, state: StateDir, config: DeviceConfig, m
         app_spans=app_spans,
         probe_spans=probe_spans,
         reporter=reporter,
-        areas=areas,
+        shared_memory=shared_memory,
         sessions=sessions,
         connections=connections,
     )
@@ -199,10 +199,7 @@ def _shadow(
 
 
 def _previous_version(load_message: LoadMessage) -> Shadow | None:
-    """Return the comparison with the previous version; None if no trial limits the agreement.
-
-    The previous version answers a share of the requests too, at idle priority.
-    """
+    """Return the comparison with the previous version; None if no trial limits the agreement."""
     if load_message.previous is None:
         return None
     folder, digest = load_message.previous

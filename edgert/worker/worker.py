@@ -217,7 +217,7 @@ class Worker:
             shadow=None if parts.shadow is None else parts.shadow.status(),
             alarms=parts.reporter.alarms,
             requests=parts.app_spans.snapshot(),
-            shared_bytes=parts.areas.reserved_bytes,
+            shared_bytes=parts.shared_memory.reserved_bytes,
             sessions=parts.sessions.count,
             session_bytes=parts.sessions.reserved_bytes,
         )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from edgert.bundle.signing import SigningKey, read_signing_key
 from edgert.errors import DeviceUnreachable
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.transports import Result, Transport, open_transport
 from hil.support.dut import Dut
 from tests.support.paths import DIGITS, ROOT
@@ -98,7 +98,7 @@ class Host:
     def on(self, device: str, *argv: str, timeout_s: float = 300.0) -> Result:
         """Run a command on a device and require that it succeeds."""
         result = self.over(device, lambda transport: transport.run(argv, timeout_s))
-        assert result.ok, result.complaint()
+        assert result.ok, result.failure_text()
         return result
 
     def edgertd(self, device: str, *words: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.export.scrape import scrape_server
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers
-from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.live_views import LiveViews
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.fleet.web import WebServer
@@ -159,8 +159,8 @@ def metrics_server(_: Path) -> tuple[WebServer, str]:
 
 
 def page_server(folder: Path) -> tuple[PageServer, str]:
-    hub = Hub(Watched(), Rollouts(RolloutStore(folder / "none")), lambda: 1000.0, lambda: NOW_MS)
-    answers = Answers(hub, None)  # type: ignore[arg-type]  # no page asks for the history here
+    live_views = LiveViews(Watched(), Rollouts(RolloutStore(folder / "none")), lambda: 1000.0, lambda: NOW_MS)
+    answers = Answers(live_views, None)  # type: ignore[arg-type]  # no page asks for the history here
     return PageServer(answers, Access(frozenset()), "127.0.0.1", 0), "/api/v1/devices"
 
 

@@ -85,10 +85,10 @@ def test_an_engine_that_does_not_load_is_left_out_unless_exactly_these_engines_a
 
 def test_a_complaint_names_the_words_of_a_command_and_not_its_script() -> None:
     words = ("sh", "-c", "# A script of\nmany lines\n", "sh", "/a folder")
-    assert Result(words, 1, "", "mkdir: Read-only file system\n").complaint() == (
+    assert Result(words, 1, "", "mkdir: Read-only file system\n").failure_text() == (
         "`sh -c sh '/a folder'` exited with 1: mkdir: Read-only file system"
     )
-    assert Result(("pip", "install"), -1, "", "").complaint() == "`pip install` was killed: no output"
+    assert Result(("pip", "install"), -1, "", "").failure_text() == "`pip install` was killed: no output"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")

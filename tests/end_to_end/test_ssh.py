@@ -21,7 +21,7 @@ from edgert.bundle.signing import new_key, read_signing_key
 from edgert.typed_json import to_json
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle

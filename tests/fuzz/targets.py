@@ -54,7 +54,7 @@ from edgert.typed_json import Mistyped, from_json, to_json
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.otlp import request as otlp_request
@@ -69,7 +69,7 @@ from edgert_deploy.packager.sources.probe import MEMORY_BYTES_MIN
 from edgert_deploy.packager.tflite_lowering import lower
 from edgert_deploy.rollout import deployment
 from edgert_deploy.rollout.deployment import Outcome
-from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_of
+from edgert_deploy.rollout.drift import device_drifts, model_drifts, wanted_by_rollouts
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState, new_record
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from edgert_deploy.rollout.waves import Strategy
@@ -449,7 +449,7 @@ def rollout(data: bytes) -> None:
         rollout_table(found)
         rollout_table(found, every=False)
         json.dumps(rollout_json(found))
-        wanted_of([found], found.inventory)
+        wanted_by_rollouts([found], found.inventory)
         found.strategy.split(len(found.devices))
         rollouts.write(replace(found, state=RolloutState.ABORTED))
         assert rollouts.read(found.id).state == RolloutState.ABORTED
@@ -473,7 +473,7 @@ def _rollouts() -> list[bytes]:
     )
     record, lines = new_record(begun)
     ended = replace(begun, outcomes={"a": failed}, devices=("a",), state=RolloutState.ABORTED, by="ann@a")
-    lines += record.to(ended)[1]
+    lines += record.changed_to(ended)[1]
     return ["".join(f"{line}\n" for line in lines).encode()]
 
 

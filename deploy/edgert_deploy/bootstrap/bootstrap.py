@@ -34,7 +34,7 @@ from edgert_deploy.devices.device_files import DeviceFile, check_config, device_
 from edgert_deploy.devices.facts import probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import Unit
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 

@@ -27,7 +27,7 @@ from edgert_deploy.devices.device_files import Broker, DeviceFile, Following, co
 from edgert_deploy.devices.facts import NO_GLIBC, MachineFacts, describe, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.remote import QUICK_S_MAX, script_path
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, script_path
 from edgert_deploy.devices.transports import LineSink, Transport
 
 FIRST_ENGINE, ALL_ENGINES = "first", "all"

@@ -53,7 +53,7 @@ from edgert.printable import counted
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, script_path
 from edgert_deploy.devices.transports import LineSink, Result, Transport, sha256_command
 
 TRIAL_S = 600.0
@@ -120,7 +120,7 @@ def script_text() -> bytes:
     return (files("edgert_deploy") / "bootstrap" / "on_device" / "runtime.sh").read_bytes()
 
 
-_LOOK = (
+_INSPECT = (
     FREE_KB
     + """
 cd "$1" 2>/dev/null && {
@@ -188,7 +188,7 @@ class Runtimes:
 
     def inspect(self) -> InstalledRuntimes:
         """Return the installed runtimes. End a trial that can no longer succeed. Raises DeviceError."""
-        result = self.run_checked(["sh", "-c", _LOOK, "sh", self.device.home, self.device.state])
+        result = self.run_checked(["sh", "-c", _INSPECT, "sh", self.device.home, self.device.state])
         lines = [line.partition(" ") for line in result.stdout.splitlines()]
         answers = {key: value for key, _, value in lines}
         paths = [value for key, _, value in lines if key == "wheel"]
@@ -325,7 +325,7 @@ class Runtimes:
         """Run a command on the device. Raises DeviceError if it fails."""
         result = self.transport.run(argv, QUICK_S_MAX)
         if not result.ok:
-            raise DeviceError(f"{self.device.name}: {result.complaint()}")
+            raise DeviceError(f"{self.device.name}: {result.failure_text()}")
         return result
 
     def _outcome(self) -> RuntimeOutcome:

@@ -19,10 +19,10 @@ from edgert.config import UNIT
 from edgert.errors import DeviceError, EdgeRTError, StorageFailed
 from edgert_deploy.bootstrap.runtime import script_text
 from edgert_deploy.devices import service
-from edgert_deploy.devices.claims import KNOWN, setting_up
+from edgert_deploy.devices.claims import OWN_FILES, setting_up
 from edgert_deploy.devices.device_files import DeviceFile, config_text, put
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, script_path
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, script_path
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 REMOVE_S_MAX = 600.0
@@ -69,7 +69,7 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Line
     result = _run("remove", device, purge, transport)
     rest = _removal(device, result)
     if not result.ok:
-        raise DeviceError(f"{device.name}: could not remove everything: {result.complaint()}. Try again")
+        raise DeviceError(f"{device.name}: could not remove everything: {result.failure_text()}. Try again")
     parts = (first, retained, rest)
     left = tuple(dict.fromkeys(path for part in parts for path in part.left))
     return Removal(device.name, tuple(path for part in parts for path in part.removed), left)
@@ -78,7 +78,7 @@ def _uninstall(device: Device, transport: Transport, purge: bool, progress: Line
 def _run(mode: str, device: Device, purge: bool, transport: Transport) -> Result:
     script = (files("edgert_deploy") / "bootstrap" / "on_device" / "uninstall.sh").read_text()
     words = [mode, device.home, device.state, "yes" if purge else "no", UNIT, service.USER, service.USER_COMMENT]
-    return transport.run(["sh", "-c", script, "sh", *words, KNOWN, service.serves(device)], REMOVE_S_MAX)
+    return transport.run(["sh", "-c", script, "sh", *words, OWN_FILES, service.serves(device)], REMOVE_S_MAX)
 
 
 def _stop_daemon(device: Device, transport: Transport) -> None:

@@ -19,7 +19,7 @@ from edgert.state_dir import default_socket
 from edgert_deploy.cli.shared.options import device_argument, inventory_option
 from edgert_deploy.cli.shared.types import FILE, ModelName
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import in_folder, open_transport
 
 ASK_S_MAX = 300.0

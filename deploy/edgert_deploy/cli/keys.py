@@ -17,7 +17,7 @@ from edgert_deploy.cli.shared.types import FolderPath
 from edgert_deploy.common.keys import DEFAULT, PUBLIC_SUFFIX, check_new_key, key_paths, keys_dir, public_keys, publish
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.transports import Transport
 
 

@@ -15,7 +15,7 @@ from edgert_deploy.cli.shared.output import columns, say
 from edgert_deploy.cli.shared.types import ModelName
 from edgert_deploy.devices.claims import claimed
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.remote import ACTIVATE_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote_daemon import ACTIVATE_S_MAX, RemoteDaemon
 from edgert_deploy.devices.same_machine import select_to_change
 from edgert_deploy.devices.transports import Transport
 

@@ -18,10 +18,10 @@ from edgert_deploy.cli.shared.output import NAMES_MAX, columns
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.common.project import find_project
 from edgert_deploy.devices.inventory import Device, Inventory
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.selector import ALL
 from edgert_deploy.devices.transports import Transport
-from edgert_deploy.rollout.drift import Drift, ModelDrift, device_drifts, model_drifts, wanted_of
+from edgert_deploy.rollout.drift import Drift, ModelDrift, device_drifts, model_drifts, wanted_by_rollouts
 from edgert_deploy.rollout.rollout_record import Rollout
 
 EXIT_DRIFT = 12
@@ -74,7 +74,7 @@ def status(selector: str, check: bool, inventory: Inventory, as_json: bool) -> N
       edgert status all --check
     """
     rollouts = open_rollouts().all()
-    wanted, code = wanted_of(rollouts, find_project().name_of(inventory.path)), code_digest(CODE)
+    wanted, code = wanted_by_rollouts(rollouts, find_project().name_of(inventory.path)), code_digest(CODE)
 
     def ask(device: Device, transport: Transport) -> _DeviceReport:
         status = RemoteDaemon(transport, device).status()

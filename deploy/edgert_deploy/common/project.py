@@ -31,7 +31,7 @@ FILE_NAME = "edgert.toml"
 INVENTORY = "inventory.toml"
 KEYS = "keys"
 # The defaults that each command accepts. A rollback or a change of the inventory needs an explicit selector.
-_TAKES = {
+_ACCEPTED_DEFAULTS = {
     "bench": "selector",
     "bootstrap": "reporting selector profiles",
     "build": "profiles",
@@ -138,7 +138,7 @@ class Project:
             "profiles": {"profiles_dir": str(self.profiles or "")},
         }
         defaults: dict[str, Any] = {}
-        for command, takes in _TAKES.items():
+        for command, takes in _ACCEPTED_DEFAULTS.items():
             table = defaults
             for word in command.split():
                 table = table.setdefault(word, {})
@@ -148,7 +148,7 @@ class Project:
 
 def takes_default(command: str, kind: str) -> bool:
     """Return whether `command` (for example `channel show`) takes defaults of this kind from a project."""
-    return kind in _TAKES.get(command, "").split()
+    return kind in _ACCEPTED_DEFAULTS.get(command, "").split()
 
 
 def find_project(start: Path | None = None) -> Project:

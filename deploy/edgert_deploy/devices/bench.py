@@ -30,7 +30,7 @@ from edgert.tensors import TensorSpec
 from edgert.typed_json import to_json
 from edgert_deploy.common.quantities import size_text
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, answer_of
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, answer_of
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
 
 BENCH_S_MAX = 3600.0  # this limit is long, because an engine may compile the artifact first

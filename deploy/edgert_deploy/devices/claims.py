@@ -36,7 +36,7 @@ from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTErro
 from edgert.versions.claims import LASTS_S_MAX
 from edgert_deploy.common.folders import cache_folder
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, answer_of
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, answer_of
 from edgert_deploy.devices.transports import PLAIN, LineSink, PutOptions, Result, Transport, full_disk
 
 LASTS_S = 60.0  # the duration of a model's claim; commands on the device renew it while they run
@@ -45,7 +45,7 @@ SLOW_LINK_BYTES_PER_S = 50_000  # the slowest transfer for which a claim lasts l
 TOKENS_MAX = 3  # the tokens in a record: the newest, and older ones that the device may still have
 RECORD_BYTES_MAX = 500
 # EdgeRT makes these files in STATE and in HOME, which may be the same folder. `grep -xE` reads the pattern.
-KNOWN = (
+OWN_FILES = (
     r"keys|models|incoming|spool|claims|cache|learned|config\.toml|control\.sock|edgert\.sock|edgertd\.(pid|log|log\.1)"
     r"|mqtt-(password|ca\.pem)|registry-(login|ca\.pem)|restart-due|lost\+found|\..*\.part|venvs?|wheels"
     r"|previous|runtime\.sh|receipt|lock|setup|working|trial|outcome|unit\.before|(venv|previous|trial|outcome|setup|unit\.before)\.new"
@@ -87,9 +87,9 @@ def claimed(daemon: RemoteDaemon, model: str, send_bytes: int = 0, bytes_per_s: 
     """
     slowest = min(bytes_per_s or SLOW_LINK_BYTES_PER_S, SLOW_LINK_BYTES_PER_S)
     lasts_s = min(LASTS_S + send_bytes / slowest, LASTS_S_MAX)
-    with _noted(daemon.device, model, f"another deployment of {model}") as note:
+    with _locked_record(daemon.device, model, f"another deployment of {model}") as note:
         token = f"{model}.{secrets.token_hex(8)}"  # a model's name has no dot
-        with _recorded(note, token) as past:
+        with _token_recorded(note, token) as past:
             instead = [word for old in past for word in ("--instead-of", old)]
             words = ("--by", user_and_host(), "--for", duration_text(lasts_s), "--token", token, *instead)
             answer = daemon.call("claim", model, *words)
@@ -115,16 +115,16 @@ def setting_up(device: Device, transport: Transport, *, make: bool = True) -> It
     Raises DeployUnderWay if another host sets the device up or deploys to it, StorageFailed if the device's disk is
     full, and DeviceError if the device's folders hold other files or cannot be written.
     """
-    with _noted(device, _SET_UP, "another bootstrap or uninstall") as note:
+    with _locked_record(device, _SET_UP, "another bootstrap or uninstall") as note:
         if not device.kind.needs_runtime:
             _check_not_deploying(device, transport)
             yield transport
             return
         token, lasts_s, begun = secrets.token_hex(8), QUICK_S_MAX + SPARE_S, time.monotonic()
         by = re.sub(r"[^\x20-\x7e]", "?", user_and_host())
-        with _recorded(note, token) as past:
+        with _token_recorded(note, token) as past:
             words = ("take", device.home, device.state, token, f"{lasts_s:.0f}", by, " ".join(past))
-            taken = _script(device, transport, (*words, "yes" if make else "no", KNOWN))
+            taken = _script(device, transport, (*words, "yes" if make else "no", OWN_FILES))
         if taken.stdout.strip() == _NOT_SET_UP:
             _write(note, *past)
             yield transport
@@ -143,7 +143,7 @@ def check_not_set_up(device: Device, transport: Transport) -> None:
     """Raise DeployUnderWay if a host is setting `device` up, or if the device tries a new runtime."""
     if not device.kind.needs_runtime:
         return
-    with _noted(device, _SET_UP, "a bootstrap or uninstall") as note:
+    with _locked_record(device, _SET_UP, "a bootstrap or uninstall") as note:
         past = _read(note)
     _script(device, transport, ("look", device.home, " ".join(past)))
 
@@ -187,7 +187,7 @@ def _release_own(daemon: RemoteDaemon, models: Sequence[str]) -> bool:
     """
     past = []
     for model in models:
-        with _noted(daemon.device, model, f"a deployment of {model}") as note:
+        with _locked_record(daemon.device, model, f"a deployment of {model}") as note:
             past += _read(note)
     for token in past:
         daemon.call("unclaim", token)
@@ -253,7 +253,7 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
 
 
 @contextmanager
-def _noted(device: Device, what: str, other: str) -> Iterator[int]:
+def _locked_record(device: Device, what: str, other: str) -> Iterator[int]:
     """Lock this host's record of its last token for `what`.
 
     If another process has locked the record, raise DeployUnderWay with a message that names `other`.
@@ -272,7 +272,7 @@ def _noted(device: Device, what: str, other: str) -> Iterator[int]:
 
 
 @contextmanager
-def _recorded(note: int, token: str) -> Iterator[list[str]]:
+def _token_recorded(note: int, token: str) -> Iterator[list[str]]:
     """Record `token` while the device is asked for a claim; yield the tokens of earlier claims.
 
     If another host has the claim, the record stays as it was.

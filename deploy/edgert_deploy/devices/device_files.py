@@ -25,7 +25,7 @@ from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.remote import QUICK_S_MAX
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX
 from edgert_deploy.devices.transports import PutOptions, Transport, in_folder, sha256_command
 
 PASSWORD_NAME, BROKER_CA_NAME = "mqtt-password", "mqtt-ca.pem"
@@ -174,7 +174,7 @@ def config_text(state: str, transport: Transport) -> str:
         return answer.stdout.removeprefix("\ufeff")  # editors on Windows may write this mark
     if not transport.run(["test", "-d", state], QUICK_S_MAX).ok:
         return ""
-    raise StorageFailed(f"{state}/config.toml cannot be read: {answer.complaint()}")
+    raise StorageFailed(f"{state}/config.toml cannot be read: {answer.failure_text()}")
 
 
 def check_settings(settings: dict[str, Any]) -> None:
@@ -317,7 +317,7 @@ def check_config(device: Device, file: DeviceFile, transport: Transport) -> None
     words = [device.python, "-c", program, file.path]
     result = transport.run(words, QUICK_S_MAX, input=file.data)
     if not result.ok:
-        answer = (result.stderr.strip().splitlines() or [result.complaint()])[-1]
+        answer = (result.stderr.strip().splitlines() or [result.failure_text()])[-1]
         raise ConfigInvalid(
             f"{device.name}: its runtime refuses this configuration ({answer}). Nothing was changed: omit the setting, "
             "or install a newer runtime with --upgrade"
@@ -350,4 +350,4 @@ def put(transport: Transport, device: Device, file: DeviceFile) -> None:
         moved = transport.run(in_folder(keys, ["mv", "-fT", f"./{arrives.name}", f"../{target.name}"]), QUICK_S_MAX)
         if not moved.ok:
             transport.run(in_folder(keys, ["rm", "-f", f"./{arrives.name}"]), QUICK_S_MAX)
-            raise StorageFailed(f"{device.name}: {file.path} cannot be written: {moved.complaint()}")
+            raise StorageFailed(f"{device.name}: {file.path} cannot be written: {moved.failure_text()}")

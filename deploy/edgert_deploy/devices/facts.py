@@ -166,7 +166,7 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
 
     if not result.ok or not fact("machine"):
         raise DeviceError(
-            f"{name} does not look like a Linux machine with a shell: {result.complaint()}. Check the address, and that the "
+            f"{name} does not look like a Linux machine with a shell: {result.failure_text()}. Check the address, and that the "
             "login gets a shell"
         )
     pythons = [value.split(" ", 3) for value in answers.get("python", [])]

@@ -17,7 +17,7 @@ from edgert.engines import ENGINES
 from edgert.errors import DeviceError
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon, edgertd, script_path
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, edgertd, script_path
 from edgert_deploy.devices.transports import Result, Transport
 
 USER = "edgert"
@@ -144,13 +144,13 @@ def check(transport: Transport, device: Device, unit: Unit) -> None:
     if not done.ok:
         user = device.address.rpartition("@")[0] or "USER"
         raise DeviceError(
-            f"{device.name}: the service would end at log-out ({done.complaint()}). Nothing was sent; run on the device, as root: "
+            f"{device.name}: the service would end at log-out ({done.failure_text()}). Nothing was sent; run on the device, as root: "
             f"loginctl enable-linger {user}"
         )
     done = transport.run(["sh", "-c", _USER_MANAGER], QUICK_S_MAX)
     if not done.ok:
         raise DeviceError(
-            f"{device.name}: systemd does not answer its user ({done.complaint()}). Nothing was sent; install "
+            f"{device.name}: systemd does not answer its user ({done.failure_text()}). Nothing was sent; install "
             "dbus-user-session and libpam-systemd on the device, or bootstrap with --service monitor"
         )
 
@@ -191,7 +191,7 @@ def _shell(
     done = transport.run(["sh", "-c", script, "sh", *words], timeout_s)
     if not done.ok:
         raise DeviceError(
-            f"{device.name}: cannot {doing}: {done.complaint()}. See on the device: journalctl -u {UNIT} -e"
+            f"{device.name}: cannot {doing}: {done.failure_text()}. See on the device: journalctl -u {UNIT} -e"
         )
     return done
 

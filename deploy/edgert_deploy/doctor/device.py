@@ -17,7 +17,7 @@ from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts, local_facts, misfits, probe
 from edgert_deploy.devices.inventory import Device, SshAddress
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
-from edgert_deploy.devices.remote import RemoteDaemon, script_path
+from edgert_deploy.devices.remote_daemon import RemoteDaemon, script_path
 from edgert_deploy.devices.service import serves
 from edgert_deploy.devices.transports import (
     CommandNotStarted,
@@ -28,7 +28,7 @@ from edgert_deploy.devices.transports import (
 )
 from edgert_deploy.doctor import Finding, Report
 
-LOOK_S_MAX = 30.0
+INSPECT_S_MAX = 30.0
 FREE_MB_FAIL, FREE_MB_WARN = 100, 500
 # A device's clock must be right, because it decides whether certificates and bundles have expired.
 SKEW_S_WARN = 5.0
@@ -37,7 +37,7 @@ WAITING_WARN = 500  # more waiting reports give a warning; a model makes two rep
 MODE_OTHERS_WRITE = 0o002
 
 # $1 is the state folder, $2 the Python, and $3 a text that only the unit of this state folder contains.
-_LOOK = (
+_INSPECT = (
     FREE_KB
     + r"""
 echo now=$(date +%s)
@@ -174,7 +174,7 @@ def _state(report: _Report, facts: MachineFacts, clock: Callable[[], float]) -> 
     """Check the clock, the free space, and the service that keeps the daemon running."""
     device, before = report.device, clock()
     result = report.transport.run(
-        ["sh", "-c", _LOOK, "sh", device.state, facts.python_path, serves(device)], LOOK_S_MAX
+        ["sh", "-c", _INSPECT, "sh", device.state, facts.python_path, serves(device)], INSPECT_S_MAX
     )
     answers = dict(line.partition("=")[::2] for line in result.stdout.splitlines())
     after = clock()
@@ -266,7 +266,7 @@ def _daemon(report: _Report, status: DeviceStatus) -> None:
         report.fail("daemon", "it is not running", f"edgert logs {name}, then: edgert bootstrap {name}")
         return
     report.ok("daemon", f"runs, pid {status.daemon.pid}")
-    words = report.transport.run(["sh", "-c", _SOCKET, "sh", path], LOOK_S_MAX).stdout.split(None, 3)
+    words = report.transport.run(["sh", "-c", _SOCKET, "sh", path], INSPECT_S_MAX).stdout.split(None, 3)
     if len(words) < 4 or "socket" not in words[3]:
         report.fail("socket", f"{path} is not a socket", f"edgert logs {name}, then: edgert bootstrap {name}")
     elif int(words[0], 8) & MODE_OTHERS_WRITE:

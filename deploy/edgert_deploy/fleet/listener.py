@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from edgert.errors import ProtocolError
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic, parse_topic
-from edgert_deploy.fleet import contract
+from edgert_deploy.fleet import message_schemas
 from edgert_deploy.fleet.reports import KINDS, EventMessage, Report, parse_report, stream_of
 from edgert_deploy.fleet.stream_limit import StreamLimit
 
@@ -76,7 +76,7 @@ class FleetListener:
             self.on_status(topic, messages.parse_status(payload), now)
         elif topic.kind not in KINDS:
             fields = messages.load(payload)
-            contract.check(topic.kind, fields)
+            message_schemas.check(topic.kind, fields)
             if not self._is_late(topic, fields):
                 self.on_fields(topic, fields, now)
         elif topic.kind == "hist" and not self.decodes_hist:
@@ -103,7 +103,7 @@ class FleetListener:
 
     def _report(self, topic: Topic, report: Report, now: float) -> str:
         if not isinstance(report, HistMessage):  # HistMessage checks its own fields
-            contract.check(topic.kind, report.fields)
+            message_schemas.check(topic.kind, report.fields)
         self._limit.check(topic.site, topic.device, stream_of(topic, report), now)
         if isinstance(report, HistMessage):
             self.on_hist(topic, report, now)

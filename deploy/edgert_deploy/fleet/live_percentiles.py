@@ -17,7 +17,7 @@ from typing import Any
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic, wall_ms
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.live_fleet import WINDOW_S_DEFAULT, DeviceState, Fleet, ReportedModel
-from edgert_deploy.fleet.packed_histograms import WINDOW, Pool, pack
+from edgert_deploy.fleet.packed_histograms import WINDOW_FORM, HistogramPool, pack
 from edgert_deploy.fleet.reports import Report
 from edgert_deploy.fleet.sequence import StreamTracker
 
@@ -41,22 +41,22 @@ class Window:
     model_version: str
     count: int
     p95_ms: float
-    scalars: tuple[float, ...]  # the other figures, in the order that `Pool` needs
+    scalars: tuple[float, ...]  # the other figures, in the order that `HistogramPool` needs
     buckets: bytes
 
     @classmethod
     def of(cls, hist: HistMessage, heard_at: float) -> Window:
         sketch, version = hist.sketch, intern(hist.model_version)
         scalars = (sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
-        figures = (sketch.count, sketch.quantile(0.95), scalars, pack(sketch.buckets, WINDOW))
+        figures = (sketch.count, sketch.quantile(0.95), scalars, pack(sketch.buckets, WINDOW_FORM))
         return cls(heard_at, hist.ts_ms, hist.window_s, version, *figures)
 
 
 def pooled(windows: Sequence[Window]) -> Sketch:
     if not windows:
         return Sketch()
-    pool, groups = Pool(1), [0] * len(windows)
-    pool.add(groups, [window.buckets for window in windows], WINDOW)
+    pool, groups = HistogramPool(1), [0] * len(windows)
+    pool.add(groups, [window.buckets for window in windows], WINDOW_FORM)
     pool.add_scalars(groups, list(zip(*(window.scalars for window in windows), strict=True)))
     return pool.sketch(0)
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from edgert.telemetry import stages
 from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, Sketch
 
-WINDOW = np.dtype([("index", "<i2"), ("count", "<u4")])
-MERGED = np.dtype([("index", "<i2"), ("count", "<u8")])
+WINDOW_FORM = np.dtype([("index", "<i2"), ("count", "<u4")])
+MERGED_FORM = np.dtype([("index", "<i2"), ("count", "<u8")])
 _CELL = np.dtype([("distance", "<u2"), ("count", "<u8")])  # a cell of stage times
 WINDOW_COUNT_MAX = 2**32 - 1
 _WIDTH = INDEX_MAX - INDEX_MIN + 1
@@ -25,7 +25,7 @@ _WIDTH = INDEX_MAX - INDEX_MIN + 1
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-class Damaged(ValueError):
+class DamagedData(ValueError):
     """Packed values cannot be read: the database's file is damaged, which SQLite does not always notice."""
 
 
@@ -34,10 +34,10 @@ def _read() -> Iterator[None]:
     try:
         yield
     except (IndexError, TypeError, ValueError, zlib.error) as error:
-        raise Damaged(f"packed values cannot be read: {error}") from error
+        raise DamagedData(f"packed values cannot be read: {error}") from error
 
 
-def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
+def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED_FORM) -> bytes:
     """Pack the buckets in ascending order. Every count must fit into `form`."""
     records = np.empty(len(buckets), form)
     pairs = np.array(sorted(buckets.items()), np.int64).reshape(-1, 2)
@@ -45,7 +45,7 @@ def pack(buckets: Mapping[int, int], form: np.dtype[np.void] = MERGED) -> bytes:
     return records.tobytes()
 
 
-class Dense:
+class DenseHistogram:
     """A histogram with a counter for every index, which makes adding fast."""
 
     __slots__ = ("_counts",)
@@ -53,23 +53,23 @@ class Dense:
     def __init__(self) -> None:
         self._counts: NDArray[np.int64] = np.zeros(_WIDTH, np.int64)
 
-    def add(self, blob: bytes, form: np.dtype[np.void] = MERGED) -> None:
+    def add(self, blob: bytes, form: np.dtype[np.void] = MERGED_FORM) -> None:
         """Add a packed histogram, which must have each index at most once."""
         with _read():
             records = np.frombuffer(blob, form)
             self._counts[records["index"] - INDEX_MIN] += records["count"].astype(np.int64)
 
-    def merge(self, other: Dense) -> None:
+    def merge(self, other: DenseHistogram) -> None:
         self._counts += other._counts
 
     def packed(self) -> bytes:
         (filled,) = np.nonzero(self._counts)
-        records = np.empty(len(filled), MERGED)
+        records = np.empty(len(filled), MERGED_FORM)
         records["index"], records["count"] = filled + INDEX_MIN, self._counts[filled]
         return records.tobytes()
 
 
-def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
+def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED_FORM) -> Cells:
     """Return the filled cells of packed stage times (each cell once) and the count of each cell.
 
     A window has the form of its report (edgert.telemetry.stages). A merged row stores the same records byte by byte:
@@ -78,7 +78,7 @@ def cells_of(blob: bytes, form: np.dtype[np.void] = MERGED) -> Cells:
     """
     with _read():
         records = zlib.decompress(blob) if blob else b""
-        if form == WINDOW:
+        if form == WINDOW_FORM:
             length = len(records) // form.itemsize
             distances, counts = np.frombuffer(records, "<u2", length), np.frombuffer(records, "<u4", offset=2 * length)
         else:
@@ -116,7 +116,7 @@ class StageCounts:
         return stages.sketches(filled.tolist(), self._counts[filled].tolist())
 
 
-class Pool:
+class HistogramPool:
     """Histograms of several groups, merged exactly. Groups are numbered from 0."""
 
     def __init__(self, groups: int) -> None:
@@ -125,7 +125,7 @@ class Pool:
         self._sum = np.zeros(groups)
         self._least, self._most = np.full(groups, np.inf), np.full(groups, -np.inf)
 
-    def add(self, groups: Sequence[int], blobs: Sequence[bytes], form: np.dtype[np.void] = MERGED) -> None:
+    def add(self, groups: Sequence[int], blobs: Sequence[bytes], form: np.dtype[np.void] = MERGED_FORM) -> None:
         """Add the buckets of `blobs[i]` to group `groups[i]`, all at once."""
         with _read():
             lengths = np.fromiter((len(blob) // form.itemsize for blob in blobs), np.int64, len(blobs))

@@ -36,11 +36,11 @@ class SeqTracker:
     Counting starts after `before`, or with the first message. Earlier numbers are neither new nor missing.
     """
 
-    __slots__ = ("_before", "_gaps", "last", "missing", "restarts")
+    __slots__ = ("_before", "_gaps", "last", "lost_spools", "missing")
 
     def __init__(self, before: int | None = None) -> None:
         """`before` is the last number of the previous boot; None if it is unknown."""
-        self.restarts = self.missing = 0
+        self.lost_spools = self.missing = 0
         self.last: int | None = None
         self._before = before
         # The first number and the end of each gap, in ascending order. It is None until the first gap, to save memory.
@@ -48,8 +48,8 @@ class SeqTracker:
 
     @property
     def lost_min(self) -> int:
-        """The minimum number of lost reports. A lost spool with an unknown number of reports counts as one."""
-        return self.missing + self.restarts
+        """The minimum number of lost reports. A lost spool counts as one report."""
+        return self.missing + self.lost_spools
 
     def is_new(self, seq: int) -> bool:
         """Remember `seq`. Return whether it is new."""
@@ -63,7 +63,7 @@ class SeqTracker:
             self.last = seq
             return True
         if last is None or is_new_spool(seq, last):
-            self.restarts += last is not None or (self._before is not None and is_new_spool(seq, self._before))
+            self.lost_spools += last is not None or (self._before is not None and is_new_spool(seq, self._before))
             self.last = seq
             self._gaps = None
             return True

@@ -38,7 +38,7 @@ class FleetSubscriber:
         *,
         client_id: str = "",
         session_s: int | None = None,
-        settled: Callable[[], int] = lambda: 0,
+        handled: Callable[[], int] = lambda: 0,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Prepare a connection; `open` connects.
@@ -47,14 +47,14 @@ class FleetSubscriber:
             site: The site whose messages are received; None for every site.
             client_id: The client's name at the broker; "" lets the broker choose.
             session_s: The time for which the broker keeps messages after a lost connection; None for no session.
-            settled: Returns how many messages, counted from the first, the broker may drop.
+            handled: Returns how many messages, counted from the first, are handled: the broker may drop them.
             log: Receives a line about each loss and each new connection.
         """
         self._listeners = listeners
         self._filters = messages.subscriptions(site)
         self._log = log
         self._connection = Connection(settings, client_id, session_s=session_s, on_message=self._received)
-        self._settled = settled
+        self._handled = handled
         self._backoff, self._again_at = Backoff(RETRY_PAUSES_S, STABLE_AFTER_S), 0.0
         self._connected = False
 
@@ -70,7 +70,7 @@ class FleetSubscriber:
 
         Returns early if the broker waits for acknowledgements before it sends more messages.
         """
-        ends_at, began = time.monotonic() + seconds, self._connection.taken
+        ends_at, began = time.monotonic() + seconds, self._connection.received
         while (left := ends_at - time.monotonic()) > 0:
             try:
                 if not self._connected and (pause_s := self._again_at - time.monotonic()) > 0:
@@ -86,7 +86,7 @@ class FleetSubscriber:
 
     def close(self) -> None:
         if self._connected:
-            self._connection.acknowledge(self._settled())
+            self._connection.acknowledge(self._handled())
         self._connection.close()
 
     def _pump(self, left_s: float, began: int) -> bool:
@@ -94,10 +94,10 @@ class FleetSubscriber:
 
         `began` is the number of messages that had arrived before.
         """
-        connection, taken = self._connection, self._connection.taken
+        connection, before = self._connection, self._connection.received
         connection.pump(min(left_s, QUIET_S if connection.unacknowledged else PUMP_S_MAX))
-        connection.acknowledge(self._settled())
-        return connection.unacknowledged > 0 and connection.taken == taken > began
+        connection.acknowledge(self._handled())
+        return connection.unacknowledged > 0 and connection.received == before > began
 
     def _lost(self, error: EdgeRTError) -> None:
         self._connection.abandon()

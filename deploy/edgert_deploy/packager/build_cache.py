@@ -1,7 +1,7 @@
-"""The keys of artifacts in the cache (common/file_cache.py): digests of all that determines them.
+"""The keys of artifacts in the cache (common/file_cache.py).
 
-A key is a SHA-256 of all inputs. These are the source graph, the calibration samples, precision and options, the
-profile's fields that a builder may read, the versions of the libraries, and the packager's own code.
+A key is a SHA-256 of all that determines an artifact: the source graph, the calibration samples, precision and options,
+the profile's fields that a builder may read, the versions of the libraries, and the packager's own code.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 CODE = Path(__file__).parent  # the code that may change an artifact
-# Fields of a profile that describe a device, not its artifact; every other field is part of the key.
-NOT_BUILT_FROM = frozenset({"name", "description", "engines", "precision", "python", "glibc", "memory_mb", "socket"})
-# Fields of a source that describe the file, not the model.
-ABOUT_THE_FILE = frozenset({"path", "sha256", "size_bytes"})
+# Fields of a profile that do not change an artifact; every other field is part of the key.
+DEVICE_FIELDS = frozenset({"name", "description", "engines", "precision", "python", "glibc", "memory_mb", "socket"})
+# Fields of a source that do not change its model.
+FILE_FIELDS = frozenset({"path", "sha256", "size_bytes"})
 
 
 def inputs_digest(source: SourceModel, calibration: CalibrationSet) -> str:
     """Return the digest of the model and of the samples that determine the INT8 ranges."""
-    stated = {
-        "source": _plain({f.name: getattr(source, f.name) for f in fields(source) if f.name not in ABOUT_THE_FILE}),
+    content = {
+        "source": _as_json({f.name: getattr(source, f.name) for f in fields(source) if f.name not in FILE_FIELDS}),
         "calibration": arrays_digest({**calibration.inputs, "/lengths": calibration.lengths}),
     }
-    return _digest(stated)
+    return _digest(content)
 
 
 def cache_key(inputs: str, spec: BuildSpec, recipe: Recipe | None = None) -> str:
-    """Return the digest of all that determines an artifact.
+    """Return the key of an artifact or, with a recipe, of the harm of its layers.
 
-    With a recipe, it is the digest of all that determines the layers' harm. `inputs` is the build's `inputs_digest`.
+    `inputs` is the build's `inputs_digest`.
     """
-    stated = {
+    content = {
         "inputs": inputs,
         "engine": "sensitivity" if recipe else spec.engine,
         "precision": spec.precision,
-        "float_layers": _plain(spec.float_layers),
-        "recipe": _plain(recipe) if recipe else spec.recipe,
-        "profile": {k: v for k, v in asdict(spec.profile).items() if k not in NOT_BUILT_FROM},
+        "float_layers": _as_json(spec.float_layers),
+        "recipe": _as_json(recipe) if recipe else spec.recipe,
+        "profile": {k: v for k, v in asdict(spec.profile).items() if k not in DEVICE_FIELDS},
         "edgert": [__version__, code_digest(CODE)],
         "libraries": {name: _version(name) for name in builder_for(spec.engine).libraries},
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
-    return _digest(stated)
+    return _digest(content)
 
 
-def _digest(stated: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def arrays_digest(arrays: Mapping[str, NDArray[Any] | None]) -> str:
@@ -82,14 +82,14 @@ def _version(library: str) -> str:
         return ""
 
 
-def _plain(value: Any) -> Any:
-    """Return `value` as JSON, with digests of bytes. A new type of option must be added here."""
+def _as_json(value: Any) -> Any:
+    """Return `value` as JSON, with digests of bytes. Add new types of options here."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _as_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_as_json(v) for v in value]
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     if hasattr(value, "SerializeToString"):  # a protobuf message

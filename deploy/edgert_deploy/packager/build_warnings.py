@@ -12,7 +12,7 @@ from edgert_deploy.packager.accuracy.golden_samples import SAMPLES
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.request import BuildRequest, TargetRequest, overlap
-from edgert_deploy.packager.samples.samples import constant_inputs, inputs_apart, inputs_beyond
+from edgert_deploy.packager.samples.samples import constant_inputs, inputs_of_other_size, inputs_out_of_range
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_float_only
 
 
@@ -90,8 +90,8 @@ def _constant_warnings(request: BuildRequest) -> list[str]:
 
 def _range_warnings(request: BuildRequest, targets: tuple[TargetRequest, ...]) -> list[str]:
     """Return a sentence for each input whose calibration and hold-out values differ in size or range."""
-    apart = inputs_apart(request.calibration, request.holdout)
-    beyond = [name for name in inputs_beyond(request.calibration, request.holdout) if name not in apart]
+    apart = inputs_of_other_size(request.calibration, request.holdout)
+    beyond = [name for name in inputs_out_of_range(request.calibration, request.holdout) if name not in apart]
     precisions = {precision for target in targets for precision in target.precisions}
     if "int8" not in precisions or request.source.quantized:
         beyond = []  # no scale depends on the calibration samples

@@ -30,7 +30,7 @@ def _processing(folder: Path, text: str) -> str:
     return text if text in (*PREPROCESS_PRESETS, *POSTPROCESS_PRESETS) else _path(folder, text)
 
 
-TEXTS: dict[str, Callable[[Path, str], str]] = {
+TEXT_KEYS: dict[str, Callable[[Path, str], str]] = {
     "model": _path,
     "calibration": _samples,
     "holdout": _samples,
@@ -50,7 +50,7 @@ def _is_list(value: Any) -> bool:
 
 # Each line has some keys, the check of their values, and the description of a valid value in messages.
 CHECKS: tuple[tuple[Collection[str], Callable[[Any], bool], str], ...] = (
-    (TEXTS, lambda value: isinstance(value, str) and bool(value), "text"),
+    (TEXT_KEYS, lambda value: isinstance(value, str) and bool(value), "text"),
     (("max_drop", "max_class_drop"), lambda value: type(value) in (int, float), "a number"),
     (("release",), lambda value: type(value) is int, "a whole number"),
     (("allow_overlap", "fold_preprocess", "with_reference"), lambda value: type(value) is bool, "true or false"),
@@ -72,7 +72,7 @@ def _value(path: Path, key: str, value: Any) -> Any:
         if key in keys:
             if not is_right(value):
                 raise ConfigInvalid(f"{path}: {key} = {value!r} must be {expected}")
-            return TEXTS[key](path.parent, value) if key in TEXTS else value
+            return TEXT_KEYS[key](path.parent, value) if key in TEXT_KEYS else value
     near = difflib.get_close_matches(key, KEYS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(sorted(KEYS))}"
     raise ConfigInvalid(f"{path} has an unknown key {key!r}; {hint}")

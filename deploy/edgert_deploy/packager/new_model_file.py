@@ -23,7 +23,7 @@ TOKEN_DATATYPES = ("INT32", "INT64")
 COMMENT_COLUMN = 34
 # Each tuple has the sides, in pixels, of the cells in the grids of a YOLO model. Each cell has one or three anchors. In
 # the output [N, steps, letters] of a text recognizer, the number of steps is not such a number of anchors.
-GRIDS = ((8, 16, 32), (16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
+CELL_SIDES_PX = ((8, 16, 32), (16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
 
 
 def name_from(path: Path) -> str:
@@ -182,7 +182,7 @@ def _is_detector(source: SourceModel) -> bool:
         ):
             return False  # boxes without scores in their output are relative to anchors that are not in the model
         height, width = height_and_width(image.shape)
-        cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in GRIDS]
+        cells = [sum(-(-height // side) * -(-width // side) for side in grid) for grid in CELL_SIDES_PX]
         return anchors in cells or anchors in [3 * count for count in cells]
     return False
 

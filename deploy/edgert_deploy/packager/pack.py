@@ -19,7 +19,7 @@ from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.packager.build_warnings import build_warnings
 from edgert_deploy.packager.builders import check_source, first_engine
 from edgert_deploy.packager.candidates.candidate import CandidateBuilder
-from edgert_deploy.packager.candidates.choice import Choice, certain_specs, check_gate, choose
+from edgert_deploy.packager.candidates.choice import Choice, check_gate, choose, specs_to_prebuild
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
 from edgert_deploy.packager.candidates.mixed_precision import Budget
 from edgert_deploy.packager.contents import golden_samples, write_contents
@@ -72,7 +72,7 @@ def build_bundle(
         for warning in warnings:
             progress(f"warning: {warning}")
         builder = CandidateBuilder(evaluation, cache, work, progress)
-        builder.processes.prebuild(certain_specs(evaluation, targets), progress, request.jobs)
+        builder.processes.prebuild(specs_to_prebuild(evaluation, targets), progress, request.jobs)
         choices = _choose_all(builder, targets, request, report)
         check_gate(choices, evaluation.source)
         golden = golden_samples(evaluation, choices, progress)

@@ -25,7 +25,7 @@ from edgert_deploy.packager.sources.source_model import SourceModel
 if TYPE_CHECKING:
     from edgert_deploy.packager.candidates.measure import Measurer
 
-BUDGET = 12  # the number of builds; it is enough for about two searches in a model of 100 layers
+BUDGET_DEFAULT = 12  # enough for about two searches in a model of 100 layers
 
 RequestedPrecision = Literal["auto", "int8", "fp16", "fp32"]
 ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
@@ -57,7 +57,7 @@ class BuildSettings:
     precision: RequestedPrecision | None = None
     engines: Literal["all", "first"] = "all"
     recipe: str = ""
-    budget: int = BUDGET
+    budget: int = BUDGET_DEFAULT
     with_reference: bool = False
     licence: str = ""
     notes: str = ""

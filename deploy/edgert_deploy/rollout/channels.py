@@ -50,8 +50,8 @@ class SeenCounters:
     def counter(self, repository: Repository, channel: str) -> int:
         return self._read().get(f"{repository} {channel}", 0)
 
-    def keep(self, repository: Repository, channel: str, counter: int) -> None:
-        """Record that the user has seen `counter`. Raises StorageFailed."""
+    def record(self, repository: Repository, channel: str, counter: int) -> None:
+        """Record a counter that the user has seen. Raises StorageFailed."""
         if self.counter(repository, channel) >= counter:
             return
         with storing(f"cannot write {self._path}"):
@@ -129,7 +129,7 @@ class Channels:
         *,
         lasts_s: float = EXPIRES_S,
         revoked: tuple[str, ...] = (),
-        begins: bool = True,
+        creates: bool = True,
     ) -> Statement:
         """Sign the channel's next statement, put it into the registry, and return it.
 
@@ -137,7 +137,7 @@ class Channels:
             edit: Gets the old entries and returns the new entries.
             lasts_s: The time for which the statement is valid.
             revoked: The ids of the keys that devices must no longer trust.
-            begins: Whether this function starts a missing channel. If False, a missing channel raises NotInRegistry.
+            creates: Whether a missing channel is created. If False, it raises NotInRegistry.
 
         Raises ChannelChanged, the errors of `read`, and StorageFailed if the user's counters cannot be written. The
         channel may then be changed; the message tells this.
@@ -146,7 +146,7 @@ class Channels:
         try:
             known, before = self._read(channel)
         except NotInRegistry:
-            if not begins:
+            if not creates:
                 raise
             if counter := self.seen.counter(self.registry.repository, channel):
                 raise ConfigInvalid(
@@ -161,7 +161,7 @@ class Channels:
         digest = self.registry.put_manifest(channel_tag(channel), manifest)
         self._check_unchanged(channel, digest)
         try:
-            self.seen.keep(self.registry.repository, channel, statement.counter)
+            self.seen.record(self.registry.repository, channel, statement.counter)
         except StorageFailed as error:
             raise error.with_message(
                 f"channel {channel} is changed, but its counter {statement.counter} could not be noted: {error.message}. "
@@ -186,7 +186,7 @@ class Channels:
                 f"{repository} has channel {channel} with counter {statement.counter}, but this user saw counter {counter}: the "
                 "registry was restored from an older copy, or is hostile. Restore the newer statement, or use another channel name"
             )
-        self.seen.keep(repository, channel, statement.counter)
+        self.seen.record(repository, channel, statement.counter)
         return current[0], statement
 
     def _next(

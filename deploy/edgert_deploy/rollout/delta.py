@@ -103,8 +103,10 @@ def predecessors(entry: FileEntry, old: Sequence[tuple[str, str]]) -> list[str]:
     return same_path + [sha256 for path, sha256 in old if path != entry.path and PurePosixPath(path).name == name]
 
 
-def packed(entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: bool, out: Path) -> tuple[Part, Path]:
-    """Return the smallest form of the file at `path`: as a patch, compressed, or unchanged.
+def smallest_form(
+    entry: FileEntry, path: Path, base: tuple[str, bytes] | None, zstd: bool, out: Path
+) -> tuple[Part, Path]:
+    """Return the file at `path` as a patch, compressed, or unchanged, and its description.
 
     A patch needs the old file `base`, which is (SHA-256, content). The file of each form is named `out` with a suffix.
     """
@@ -191,7 +193,7 @@ class Deltas:
                 old = bases.get(entry.sha256, "")
                 content = self._content(old) if old else None
                 base = (old, content) if content is not None else None
-                parts.append(packed(entry, unpacked / entry.path, base, zstd, Path(folder) / str(number)))
+                parts.append(smallest_form(entry, unpacked / entry.path, base, zstd, Path(folder) / str(number)))
             with (Path(folder) / "delta").open("wb") as out:
                 write_delta(out, bundle.envelope.raw, parts)
             self._keep_files(new, unpacked)

@@ -33,7 +33,7 @@ from edgert.printable import file_error, printable
 from edgert.versions.slots import BY_COMMAND, ON_TRIAL, REASON_LENGTH_MAX, RolledBackVersion
 from edgert_deploy.devices.claims import HeldClaim, claimed
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote_daemon import ACTIVATE_S_MAX, CHECK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.service import start
 from edgert_deploy.devices.transports import LineSink, Transport
 from edgert_deploy.rollout.plan import STAGED, Plan, Step, make_plan

@@ -17,7 +17,7 @@ from edgert.versions.slots import BY_COMMAND
 from edgert_deploy.devices.facts import version as numbers
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 
-SERVES = ("ready", "degraded", "unloaded")
+SERVING_STATES = ("ready", "degraded", "unloaded")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ModelDrift:
     drift: tuple[Drift, ...]
 
 
-def wanted_of(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str, Wanted]]:
+def wanted_by_rollouts(rollouts: Iterable[Rollout], inventory: str) -> dict[str, dict[str, Wanted]]:
     """Return the wanted releases by device and model. `rollouts` start with the newest."""
     by_device: dict[str, dict[str, Wanted]] = {}
     for rollout in rollouts:
@@ -111,7 +111,7 @@ def _model(name: str, there: ModelStatus | None, wanted: Wanted | None) -> Model
         trial = None if serving is None else serving.trial
         how = f": {trial.text}; {trial.left_s:.0f} s left" if trial and trial.phase is TrialPhase.WATCHING else ""
         drift.append(Drift("trial", f"release {there.release} is on trial{how}"))
-    if there.live is not None and serving is not None and serving.state not in SERVES:
+    if there.live is not None and serving is not None and serving.state not in SERVING_STATES:
         drift.append(Drift("not-serving", f"is {serving.state}: {serving.fault or 'it may become ready'}"))
     if serving is not None and serving.loaded is not None and serving.loaded.degraded:
         drift.append(Drift("degraded", f"does not run on its first engine: {'; '.join(serving.loaded.tried)}"))

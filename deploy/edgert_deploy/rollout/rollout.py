@@ -59,13 +59,13 @@ def roll_out(
             progress,
             at_once=rollout.strategy.parallel,
             # After a stop, each deployment begins, and reports the stop itself.
-            may_begin=lambda: request.stop.asked or not journal.too_many(),
+            may_begin=lambda: request.stop.asked or not journal.too_many_failed(),
             on_outcome=note,
         )
         if request.stop.asked:
             return journal.end(RolloutState.STOPPED, "stopped by the user")
-        if journal.too_many():
-            return journal.end(RolloutState.STOPPED, journal.complaint())
+        if journal.too_many_failed():
+            return journal.end(RolloutState.STOPPED, journal.failure_text())
         if number < len(waves) and rollout.strategy.pause_s and journal.rollout.left:
             journal.end(RolloutState.PAUSED, f"after wave {number} of {len(waves)}")
             progress("", f"waiting {rollout.strategy.pause_s:g} s before the next wave; Ctrl-C stops here")
@@ -111,7 +111,7 @@ def deploy_each(
 
 
 class _Journal:
-    """The running rollout and its record. Any thread may call `add` and `too_many`."""
+    """The running rollout and its record. Any thread may call `add` and `too_many_failed`."""
 
     def __init__(self, store: RolloutStore, rollout: Rollout) -> None:
         self._store = store
@@ -129,11 +129,11 @@ class _Journal:
             self._failed += outcome.error is not None
             self._write(outcomes={**self.rollout.outcomes, outcome.device: outcome})
 
-    def too_many(self) -> bool:
+    def too_many_failed(self) -> bool:
         limit = self.rollout.strategy.failures_max
         return limit is not None and limit.exceeded(self._failed, self._begun)
 
-    def complaint(self) -> str:
+    def failure_text(self) -> str:
         limit = self.rollout.strategy.failures_max
         return f"{self._failed} of {counted(self._begun, 'device')} failed, more than --max-failures {limit}"
 

@@ -147,7 +147,7 @@ class Record:
             _with_events(_head_from_json(heads[0]), (event for *_, event in events)), events[-1][0] if events else 0
         )
 
-    def to(self, rollout: Rollout) -> tuple[Record, list[str]]:
+    def changed_to(self, rollout: Rollout) -> tuple[Record, list[str]]:
         """Return the record of the changed `rollout`, and the lines to add to this record."""
         events = list(_events(self.rollout, rollout))
         lines = [_line({"n": n, **event}) for n, event in enumerate(events, start=self.last + 1)]
@@ -158,7 +158,7 @@ def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
     """Return the record of a new rollout and its lines."""
     # The first line has none of these fields.
     bare = replace(rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={})
-    record, lines = Record(bare).to(rollout)
+    record, lines = Record(bare).changed_to(rollout)
     return record, [_line({"rollout": _head_as_json(rollout)}), *lines]
 
 

@@ -39,14 +39,14 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}\Z")
 _NUMBER = re.compile(r"-(\d{1,15})(?:-[0-9a-f]{6})?\Z")
 
 Stamp = tuple[int, int, int]
-Mark = tuple[int, int]  # the state of a record: the number of lines, and the sum of their digests, each modulo 2^31
+Checksum = tuple[int, int]  # of a record: the number of lines, and the sum of their digests, each modulo 2^31
 
 
 class TeamStore(Protocol):
     """The store that the hosts of a team share. Every method raises EdgeRTError if it cannot be used."""
 
-    def marks(self) -> dict[str, Mark]:
-        """Return the mark of each rollout's record."""
+    def checksums(self) -> dict[str, Checksum]:
+        """Return the checksum of each rollout's record."""
         ...
 
     def lines(self, id: str) -> list[str]: ...
@@ -72,7 +72,7 @@ class RolloutStore:
         self._team = team
         self._note = note
         self._records: dict[str, Record] = {}  # the records that this process wrote
-        self._marks: dict[str, tuple[Stamp, Mark]] = {}  # the files' marks that `sync` read last
+        self._checksums: dict[str, tuple[Stamp, Checksum]] = {}  # the files' checksums that `sync` read last
         self._late = False  # the team's store lacks lines of this process
 
     def ids(self) -> list[str]:
@@ -134,9 +134,9 @@ class RolloutStore:
         """
         if self._team is None:
             return
-        theirs = {id: mark for id, mark in self._team.marks().items() if _ID.match(id)}
+        theirs = {id: checksum for id, checksum in self._team.checksums().items() if _ID.match(id)}
         for id in _newest({*theirs, *self.ids()}):
-            if self._mark(id) == theirs.get(id):
+            if self._checksum(id) == theirs.get(id):
                 continue
             ours = self._lines(id)
             lines_of_team = self._team.lines(id) if id in theirs else []
@@ -154,7 +154,7 @@ class RolloutStore:
         busy = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
         with ExitStack() as locks:
             try:
-                self._make()
+                self._make_folder()
                 # This call waits, because `is_at_work` also holds the lock, for an instant.
                 locks.enter_context(locked(self.path(id, _LOCK), LOCK_S_MAX))
             except BlockingIOError as error:
@@ -242,14 +242,14 @@ class RolloutStore:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigInvalid(f"rollout {path} cannot be read: {reason}") from error
 
-    def _mark(self, id: str) -> Mark:
-        """Return the mark of this host's copy of a record."""
+    def _checksum(self, id: str) -> Checksum:
+        """Return the checksum of this host's copy of a record."""
         if not self.path(id).exists():
             return 0, 0
-        stamp, cached = self.stamp(id), self._marks.get(id)
+        stamp, cached = self.stamp(id), self._checksums.get(id)
         if cached is None or cached[0] != stamp:
             digests = [digest_of(line) for line in set(self._lines(id))]
-            cached = self._marks[id] = stamp, (len(digests), sum(digest % 2**31 for digest in digests))
+            cached = self._checksums[id] = stamp, (len(digests), sum(digest % 2**31 for digest in digests))
         return cached[1]
 
     def _write(self, rollout: Rollout) -> list[str]:
@@ -257,7 +257,7 @@ class RolloutStore:
         known = self._records.get(rollout.id)
         if known is None and self.path(rollout.id).exists():
             known = self._record(rollout.id)
-        record, lines = new_record(rollout) if known is None else known.to(rollout)
+        record, lines = new_record(rollout) if known is None else known.changed_to(rollout)
         if lines:
             self._append(rollout.id, lines)
         self._records[rollout.id] = record
@@ -292,14 +292,14 @@ class RolloutStore:
     def _changing(self) -> Iterator[None]:
         """Lock the folder against other processes of this host during a change. Raises ConfigInvalid."""
         try:
-            self._make()
+            self._make_folder()
             lock = locked(self.folder / _LOCK)
         except OSError as error:
             raise self._unusable("write to", error) from error
         with lock:
             yield
 
-    def _make(self) -> None:
+    def _make_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, text in _FILES.items():
             with contextlib.suppress(FileExistsError), (self.folder / name).open("x") as file:

@@ -17,7 +17,7 @@ from edgert.bundle.bundle_file import open_bundle
 from edgert.checks.status import DELTA_FORMAT, DeviceStatus
 from edgert.errors import BundleCorrupt, ConfigInvalid, Interrupted
 from edgert_deploy.devices.claims import HeldClaim
-from edgert_deploy.devices.remote import INSTALL_S_MAX, QUICK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote_daemon import INSTALL_S_MAX, QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports import LineSink, PutOptions, in_folder
 from edgert_deploy.rollout.delta import DeviceFiles
 from edgert_deploy.rollout.request import DeployRequest

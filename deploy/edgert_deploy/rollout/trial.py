@@ -16,7 +16,7 @@ from edgert.typed_json import OMITTED
 from edgert.versions.trial_limits import Readings
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.claims import HeldClaim
-from edgert_deploy.devices.remote import answer_of
+from edgert_deploy.devices.remote_daemon import answer_of
 from edgert_deploy.devices.transports import LineSink
 from edgert_deploy.rollout.plan import Plan, Step
 
@@ -55,8 +55,8 @@ def watch_trial(
         if stop.asked:
             raise Interrupted(f"interrupted in the middle of {Step.WATCH.value}")
         try:
-            words = ("trial", plan.model, "--digest", plan.digest, "--for", duration_text(SLICE_S))
-            answer = answer_of(TrialAnswer, claim.call(*words, timeout_s=SLICE_S + REQUEST_S_MAX))
+            command = ("trial", plan.model, "--digest", plan.digest, "--for", duration_text(SLICE_S))
+            answer = answer_of(TrialAnswer, claim.call(*command, timeout_s=SLICE_S + REQUEST_S_MAX))
         except DeviceUnreachable as error:
             if clock() >= until:
                 raise

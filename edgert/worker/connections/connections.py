@@ -16,13 +16,13 @@ from edgert.protocol.hello import NO_FLAGS, HelloFlags
 from edgert.protocol.local_socket import send_all
 from edgert.telemetry.span_counter import SpanCounter
 from edgert.worker.connections.admission import Admission, Peer
-from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.buffers import BufferBudget, SpareBuffers
 from edgert.worker.connections.connection import Connection
 from edgert.worker.connections.own_thread import OwnThread
 from edgert.worker.connections.reactor import Departure, Reactor, RunLimits
 from edgert.worker.connections.reactor_switch import ReactorSwitch
 from edgert.worker.connections.sessions import Sessions
+from edgert.worker.connections.shared_memory import SharedMemoryBudget
 from edgert.worker.connections.spare_threads import SPARE_MAX, SpareThreads
 from edgert.worker.pipeline.pipeline import Pipeline
 
@@ -52,7 +52,7 @@ class Connections:
         frame_bytes_max: int,
         connections_max: int,
         reactor_limits: RunLimits | None,
-        areas: AreaBudget,
+        shared_memory: SharedMemoryBudget,
         sessions: Sessions,
     ) -> None:
         self._sessions = sessions
@@ -62,7 +62,7 @@ class Connections:
         self._welcome = welcome
         self._frame_bytes_max = frame_bytes_max
         self._budget = BufferBudget()
-        self._areas = areas
+        self._shared_memory = shared_memory
         self._lock = threading.Lock()
         self._admission = Admission(connections_max)
         self._switch = ReactorSwitch()
@@ -133,7 +133,8 @@ class Connections:
             if flags.session:
                 connection.begin(self._sessions.open())
             connection.greet(
-                self._welcome, self._areas.make(uid, self._pipeline.tensors.shared_bytes) if flags.shared else None
+                self._welcome,
+                self._shared_memory.create_area(uid, self._pipeline.tensors.shared_bytes) if flags.shared else None,
             )
         except Exception as error:  # noqa: BLE001  # an internal fault must end only this connection
             _log_fault(error, "before the first request")
@@ -190,7 +191,7 @@ class Connections:
             self._set_switch()
         if connection is not None:
             if connection.area is not None:
-                self._areas.end(connection.area, unread=not _has_closed(sock))
+                self._shared_memory.release(connection.area, unread=not _has_closed(sock))
             spare = connection.close()
             if spare is not None and len(self._spare) < SPARE_MAX:
                 self._spare.append(spare)

@@ -35,11 +35,11 @@ from edgert.protocol import wire
 from edgert.worker.connections.connection import Connection, pong
 from edgert.worker.connections.reactor_switch import REACTOR_FRAME_BYTES_MAX, ReactorSwitch
 from edgert.worker.pipeline.app_tensors import ModelInputs
-from edgert.worker.pipeline.batcher import late
+from edgert.worker.pipeline.batcher import late_error
 from edgert.worker.pipeline.pipeline import Answer, Pipeline
 
 SLEEP_NS_MIN = 20_000  # a poll that takes less time found requests at once
-ALONE_MAX = 256  # after this number of requests in a row, a connection gets its own thread again
+TURNS_IN_ROW_MAX = 256  # after this number of requests in a row, a connection gets its own thread again
 
 _NO_FRAME = wire.Frame(0, 0, 0, 0, 0, 0, b"", (), b"")
 _NO_INPUTS = ModelInputs([], 0, False, b"")
@@ -78,7 +78,7 @@ class _Client:
     """
 
     __slots__ = (
-        "arrived_ns", "connection", "deadline_s", "frames", "inputs", "number", "read_ns", "received_ns", "request", "sock",
+        "arrived_ns", "connection", "deadline_s", "descriptor", "frames", "inputs", "read_ns", "received_ns", "request", "sock",
         "waited_ns",
     )  # fmt: skip
 
@@ -86,7 +86,7 @@ class _Client:
         self.connection = connection
         self.sock = connection.sock
         self.frames = connection.frames
-        self.number = self.sock.fileno()
+        self.descriptor = self.sock.fileno()
         self.arrived_ns = self.received_ns = self.read_ns = self.waited_ns = 0
         self.deadline_s: float | None = None
         self.forget()
@@ -165,8 +165,8 @@ class Reactor:
         self._waiting: deque[_Client] = deque()  # clients whose requests wait for a thread
         self._sleeping: list[None] = []  # one entry for each thread that waits for requests
         self._polled_ns = time.perf_counter_ns()  # the time of the last poll by any thread
-        self._alone = -1  # the descriptor of the last client
-        self._turns = 0  # how many requests in a row came from this client
+        self._last_descriptor = -1  # the last client's
+        self._turns_in_row = 0  # of this client
 
     def start(self) -> None:
         """Start the threads; they run as long as the process."""
@@ -180,11 +180,11 @@ class Reactor:
     def add(self, connection: Connection) -> None:
         """Serve `connection`, which has no unanswered frame. Any thread may call this. Raises OSError."""
         client = _Client(connection)
-        self._clients[client.number] = client
+        self._clients[client.descriptor] = client
         try:
-            self._epoll.register(client.number, self._events)
+            self._epoll.register(client.descriptor, self._events)
         except OSError:  # the kernel's limit on watched descriptors
-            del self._clients[client.number]
+            del self._clients[client.descriptor]
             raise
 
     def _serve(self) -> None:
@@ -193,7 +193,7 @@ class Reactor:
         more: list[_Client] = []  # clients whose next frame came together with their last frame
         while True:
             began_ns = clock_ns()
-            ready = [clients[number] for number, _ in poll(0 if more else None)]
+            ready = [clients[descriptor] for descriptor, _ in poll(0 if more else None)]
             now_ns = clock_ns()
             slept = now_ns - began_ns > SLEEP_NS_MIN
             arrived_ns = now_ns if slept else (self._polled_ns + now_ns) // 2
@@ -209,9 +209,9 @@ class Reactor:
                 except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
                     for client in turn:
                         self._leave(client, Departure(error=error))
-            more = [client for client in ready if client.frames.more and clients.get(client.number) is client]
+            more = [client for client in ready if client.frames.more and clients.get(client.descriptor) is client]
             if len(ready) > 1:
-                self._alone = -1
+                self._last_descriptor = -1
             elif self._is_lone(ready[0]) and not more:
                 self._leave(ready[0], Departure())
             # A sleeping thread must not hold a reference to a client that has left.
@@ -223,7 +223,7 @@ class Reactor:
             client = self._next()
             try:
                 self._turn((client,))
-                if self._clients.get(client.number) is client:
+                if self._clients.get(client.descriptor) is client:
                     self._await_next(client)
             except Exception as error:  # noqa: BLE001  # a fault of ours must not end the thread
                 self._leave(client, Departure(error=error))
@@ -244,8 +244,8 @@ class Reactor:
             elif not sleeping:
                 arrived_ns = (self._polled_ns + now_ns) // 2
             self._polled_ns = now_ns
-            for number, _ in found:
-                client = clients[number]
+            for descriptor, _ in found:
+                client = clients[descriptor]
                 client.arrived_ns = arrived_ns
                 waiting.append(client)
             with contextlib.suppress(IndexError):  # another thread took the request
@@ -259,17 +259,17 @@ class Reactor:
         elif self._is_lone(client):
             self._leave(client, Departure())
         else:
-            self._epoll.modify(client.number, self._events)
+            self._epoll.modify(client.descriptor, self._events)
 
     def _is_lone(self, client: _Client) -> bool:
-        """Return whether all of the last ALONE_MAX requests came from this client."""
-        if client.number != self._alone:
-            self._alone, self._turns = client.number, 0
+        """Return whether all of the last TURNS_IN_ROW_MAX requests came from this client."""
+        if client.descriptor != self._last_descriptor:
+            self._last_descriptor, self._turns_in_row = client.descriptor, 0
             return False
-        self._turns += 1
-        if self._turns < ALONE_MAX:
+        self._turns_in_row += 1
+        if self._turns_in_row < TURNS_IN_ROW_MAX:
             return False
-        self._alone = -1
+        self._last_descriptor = -1
         return True
 
     def _turn(self, clients: Sequence[_Client]) -> None:
@@ -293,7 +293,7 @@ class Reactor:
                 self._fail(client, error)
                 continue
             high = received.flags & wire.FLAG_HIGH_PRIORITY
-            if enough and not high and self._pipeline.is_bare(client.inputs, received.flags):
+            if enough and not high and self._pipeline.needs_only_engine(client.inputs, received.flags):
                 if together and items + client.inputs.items > self._most:
                     self._answer_all(together)
                     together, items = [], 0
@@ -314,7 +314,7 @@ class Reactor:
 
     def _answer(self, client: _Client) -> None:
         if client.deadline_s is not None and time.monotonic() >= client.deadline_s:
-            self._fail(client, late())
+            self._fail(client, late_error())
             return
         try:
             answer = self._pipeline.infer(
@@ -331,11 +331,11 @@ class Reactor:
             self._deliver(client, answer)
 
     def _answer_all(self, clients: Sequence[_Client]) -> None:
-        """Answer bare requests in one run of the engine."""
+        """Answer requests that need only the engine, in one run."""
         now_s = time.monotonic()
         if too_late := [each for each in clients if each.deadline_s is not None and now_s >= each.deadline_s]:
             for client in too_late:
-                self._fail(client, late())
+                self._fail(client, late_error())
             clients = [each for each in clients if each not in too_late]
             if not clients:
                 return
@@ -393,10 +393,10 @@ class Reactor:
             self._end_turn(client)
 
     def _leave(self, client: _Client, departure: Departure) -> None:
-        if self._clients.get(client.number) is not client:
+        if self._clients.get(client.descriptor) is not client:
             return
         with contextlib.suppress(OSError):  # the kernel has removed a closed socket from the epoll
-            self._epoll.unregister(client.number)
-        del self._clients[client.number]
+            self._epoll.unregister(client.descriptor)
+        del self._clients[client.descriptor]
         client.forget()
         self._on_departure(client.connection, departure)

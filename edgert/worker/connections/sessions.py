@@ -42,10 +42,7 @@ class Sessions:
         return self.count * self.form.size_bytes
 
     def open(self) -> ClientSession:
-        """Return a new session.
-
-        Raises Overloaded, which names the limit, and RequestError for a model that has neither state nor windows.
-        """
+        """Return a new session. Raises Overloaded, and RequestError for a model without state and windows."""
         name, form, serving = self.version.manifest.model, self.form, self._serving
         if not form.has_memory:
             raise RequestError(f"model {name} has no state and no windows: send its requests without a session")

@@ -14,8 +14,8 @@ from edgert.typed_json import json_bytes, read_json
 from edgert.worker_link.run_page import SESSIONS_MAX
 
 FORMAT = 6
-OTHERS_MAX = 0.25  # the share of the processors that other work may take before the figures are doubted
-MEASURED_MAX = 3
+OTHER_WORK_SHARE_MAX = 0.25  # the share of the processors that other work may take before the figures are doubted
+MEASUREMENTS_MAX = 3
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Learned:
     @property
     def doubtful(self) -> bool:
         """Whether the next load of the model must measure again."""
-        return self.others > OTHERS_MAX and self.measured < MEASURED_MAX
+        return self.others > OTHER_WORK_SHARE_MAX and self.measured < MEASUREMENTS_MAX
 
-    def better(self, again: Learned) -> Learned:
-        """Return the less disturbed of this result and the result `again`."""
+    def less_disturbed(self, again: Learned) -> Learned:
+        """Return the result with less other work: this result or `again`."""
         return replace(min(self, again, key=lambda one: one.others), measured=self.measured + 1)
 
 

@@ -16,8 +16,8 @@ Theory of operation:
 
 Learning ends within about LEARN_S_MAX: a measurement that would take longer is not started, and the earlier figures
 decide. The result is kept in the device's state, so the next load measures nothing. It is valid for the same artifact,
-engine version, processors and configuration. If other work took much of the processors, the next MEASURED_MAX - 1 loads
-measure again, and the least disturbed result is used.
+engine version, processors and configuration. If other work took much of the processors, the next MEASUREMENTS_MAX - 1
+loads measure again, and the least disturbed result is used.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _Learner:
         reactor_session = False
         if together > 1 and _batch_gain(cap, self._run_us) <= BATCH_GAIN_MAX:
             instances = together
-            if circumstances.reactor and self._one_thread_pays(threads) and self._fits_beside():
+            if circumstances.reactor and self._one_thread_is_faster(threads) and self._second_session_fits():
                 reactor_session, instances = True, self._cpus
         return Learned(
             threads=threads,
@@ -224,7 +224,7 @@ class _Learner:
         fits = self._rate_at_once(self.sessions[:1] * count) > 0 and self._memory_mb() - before_mb <= LEARN_MB_MAX
         return count if fits else 1
 
-    def _one_thread_pays(self, threads: int) -> bool:
+    def _one_thread_is_faster(self, threads: int) -> bool:
         """Return whether one-thread runs on all processors answer more requests than runs of `threads`.
 
         Runs of one thread answer more if the threads of a larger run wait for each other. Batches may be as good, but
@@ -238,7 +238,7 @@ class _Learner:
         batch_us = min((us / items for items, us in self._run_us.items()), default=times_us[threads]) / at_once
         return one_us * (1 + MORE_RUNS_GAIN) < times_us[threads] / at_once and one_us < batch_us * (1 + MORE_RUNS_GAIN)
 
-    def _fits_beside(self) -> bool:
+    def _second_session_fits(self) -> bool:
         """Return whether a second session, with one thread, and its runs take little memory.
 
         Returns False if no time is left to measure the memory.

@@ -105,7 +105,7 @@ def _open(
         if learned is None:
             sessions = []  # `learn` closes the sessions that it does not return
             sessions, measured = learn(load, checked, next(golden.samples(version)), circumstances)
-            learned = measured if kept is None else kept.better(measured)
+            learned = measured if kept is None else kept.less_disturbed(measured)
             if learned.threads != measured.threads:
                 _close_beyond(sessions, 0)
         _open_others(sessions, load, learned, count=1 if concurrent else learned.instances)

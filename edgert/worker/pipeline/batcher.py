@@ -278,7 +278,7 @@ class Batcher:
                 queue = self._high if request.high else self._low
                 if request in queue:
                     queue.remove(request)
-                    raise late()
+                    raise late_error()
             request.gate.acquire()  # a leader has taken the request, and will answer it
         if request.error is not None:
             raise request.error
@@ -333,7 +333,7 @@ class Batcher:
             for queue in (self._high, self._low):
                 others = []
                 while queue and room > 0:
-                    if self._expired(queue[0]):
+                    if self._refused_if_late(queue[0]):
                         queue.popleft()
                         continue
                     if queue[0].shapes != shapes:
@@ -416,21 +416,21 @@ class Batcher:
             self._release(instance)
 
     def _next_leader(self) -> _Waiting | None:
-        """Return the next waiting request: high before low, up to BYPASS_MAX times. Refuse expired requests."""
+        """Return the next waiting request: high before low, up to BYPASS_MAX times. Refuse late requests."""
         while self._high or self._low:
             low_leads = not self._high or (self._bypassed >= BYPASS_MAX and bool(self._low))
             leader = (self._low if low_leads else self._high).popleft()
-            if self._expired(leader):
+            if self._refused_if_late(leader):
                 continue
             self._bypassed = 0 if low_leads or not self._low else self._bypassed + 1
             return leader
         return None
 
-    def _expired(self, request: _Waiting) -> bool:
-        """Return whether the request's time-out has passed; if so, refuse the request."""
+    def _refused_if_late(self, request: _Waiting) -> bool:
+        """Refuse the request if its time-out has passed; return whether it is refused."""
         if request.deadline_s is None or self._clock() < request.deadline_s:
             return False
-        request.error = late()
+        request.error = late_error()
         request.gate.release()
         return True
 
@@ -457,7 +457,7 @@ def _failed(error: Exception) -> EngineFailed:
     return EngineFailed(f"the engine failed: {type(error).__name__}: {error}")
 
 
-def late() -> DeadlineExceeded:
+def late_error() -> DeadlineExceeded:
     """Return the error for a request whose time-out passed before its run began."""
     return DeadlineExceeded(
         "the request's time-out passed while the request waited for the engine: send fewer requests, or allow more time"

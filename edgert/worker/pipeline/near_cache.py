@@ -31,7 +31,7 @@ SAMPLES_PER_CELL = 4  # samples in each direction
 ENTRIES_MAX = 16
 SAMPLE_EVERY = 50
 FIRST_COMPARED = 10
-WINDOW = 50  # the agreement is computed from this number of comparisons
+RECENT_MAX = 50  # the number of comparisons from which the agreement is computed
 AGREEMENT_MIN = 0.95
 OFF_S = 60.0
 OFF_S_MAX = 3600.0
@@ -41,7 +41,7 @@ Arrays = list[NDArray[Any]]
 
 
 class NearLookup(NamedTuple):
-    """The result of a lookup. If it is `sampled`, also run the engine, and pass its answer to `compared`.
+    """The result of a lookup. If it is `sampled`, also run the engine, and call `count_agreement`.
 
     `outputs` is the answer of the nearest kept frame; None if no kept frame is within the distance.
     """
@@ -85,7 +85,7 @@ class NearCache:
         self._clock = clock
         self._mutex = threading.Lock()
         self._entries: deque[_Entry] = deque(maxlen=ENTRIES_MAX)
-        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._recent: deque[bool] = deque(maxlen=RECENT_MAX)
         self._until_sample = 0
         self._to_compare = FIRST_COMPARED
         self._backoff = Backoff(doubling(OFF_S, OFF_S_MAX))
@@ -122,7 +122,7 @@ class NearCache:
         with self._mutex:
             self._entries.append(_Entry(lookup.signature, copies, self._clock()))
 
-    def compared(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
+    def count_agreement(self, lookup: NearLookup, outputs: Sequence[NDArray[Any]]) -> None:
         """Compare the kept answer with the engine's answer."""
         assert lookup.outputs is not None, "only a near hit can be compared"
         agrees = compare(lookup.outputs, outputs, self._scores).agrees
@@ -135,7 +135,7 @@ class NearCache:
             # Even if all further comparisons agree, the window has more disagreements than AGREEMENT_MIN allows.
             if wrong > (1 - AGREEMENT_MIN) * max(len(self._recent), 2 * FIRST_COMPARED):
                 self._turn_off()
-            elif len(self._recent) == WINDOW:
+            elif len(self._recent) == RECENT_MAX:
                 self._backoff.reset()
 
     def signature(self, image: NDArray[Any]) -> NDArray[np.float32]:

@@ -105,9 +105,9 @@ class Pipeline:
             self._post = Postprocessor(manifest)
         self.memory_form = MemoryForm(manifest, self._pre)
         self.tensors = AppTensors(manifest, self._pre, self._post, self.memory_form, self._padder)
-        self._run_engine = batcher.infer if self._padder is None and not shadows else self._run_around
+        self._run_engine = batcher.infer if self._padder is None and not shadows else self._run_padded_and_shadowed
         self._in_turn = self.memory_form.in_turn
-        self._bare = self._post is None and not self._in_turn
+        self._engine_only = self._post is None and not self._in_turn
         self._rule_input = self.tensors.rule_input
         self._sent_outputs = self.tensors.sent_outputs
         self._numbers = self.tensors.numbers
@@ -117,10 +117,10 @@ class Pipeline:
         if self._batcher.release_memory(lambda: next(golden.samples(self._model.version))):
             return_free_memory()
 
-    def is_bare(self, inputs: ModelInputs, flags: int) -> bool:
-        """Return whether a request needs only the engine: no cache, no preprocessing and no postprocessing."""
+    def needs_only_engine(self, inputs: ModelInputs, flags: int) -> bool:
+        """Return whether a request needs no cache, no preprocessing and no postprocessing."""
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
-        return not cached and not inputs.raw and self._bare
+        return not cached and not inputs.raw and self._engine_only
 
     def infer(
         self,
@@ -141,7 +141,7 @@ class Pipeline:
         began_ns = time.perf_counter_ns()
         high = flags & wire.FLAG_HIGH_PRIORITY != 0
         cached = not flags & wire.FLAG_NO_CACHE and (self._cache.on or self._near is not None)
-        if not cached and not inputs.raw and self._bare:  # the condition of `is_bare`
+        if not cached and not inputs.raw and self._engine_only:  # `needs_only_engine`, without a call
             engine = self._run_engine(inputs.arrays, inputs.items, deadline_s, high, arrived_ns, in_reactor)
             outputs, queue_ns, engine_ns, batch = engine
             decode_us, queue_us = (began_ns - arrived_ns - waited_ns) // 1000, (queue_ns + waited_ns) // 1000
@@ -184,7 +184,7 @@ class Pipeline:
     def infer_together(
         self, requests: Sequence[ModelInputs], times_ns: Sequence[tuple[int, int, int]], deadline_s: float | None
     ) -> list[Answer]:
-        """Answer bare requests in one run of the engine. Only one thread may call this.
+        """Answer requests that need only the engine, in one run. Only one thread may call this.
 
         Raises EdgeRTError, which is then the answer to all requests.
 
@@ -238,7 +238,7 @@ class Pipeline:
         queue_ns, engine_ns = sum(answer.queue_ns for answer in answers), sum(answer.engine_ns for answer in answers)
         return EngineAnswer(outputs, queue_ns, engine_ns, max(answer.batch for answer in answers))
 
-    def _run_around(
+    def _run_padded_and_shadowed(
         self,
         arrays: Arrays,
         items: int,
@@ -247,7 +247,7 @@ class Pipeline:
         arrived_ns: int,
         in_reactor: bool = False,
     ) -> EngineAnswer:
-        """Run the engine as `Batcher.infer` does, with padding before the run and shadows after it."""
+        """Run the engine like `Batcher.infer`, with padding before the run and shadows after it."""
         if self._padder is None:
             answer = self._batcher.infer(arrays, items, deadline_s, high, arrived_ns, in_reactor)
         else:
@@ -294,7 +294,7 @@ class Pipeline:
 
     def _postprocessed(self, request: _Request, answer: EngineAnswer) -> EngineAnswer:
         """Return the outputs to send: outputs of the model, and outputs that the manifest's rules compute."""
-        if self._bare:
+        if self._engine_only:
             return answer
         began_ns, computed = time.perf_counter_ns(), answer.outputs
         if self._post is not None:
@@ -352,7 +352,7 @@ class Pipeline:
             return hit, wire.FLAG_CACHE_HIT | wire.FLAG_NEAR_HIT
         answer = self._model_answer(request)
         if lookup is not None and lookup.sampled:
-            cache.compared(lookup, answer.outputs)
+            cache.count_agreement(lookup, answer.outputs)
         elif lookup is not None:
             cache.keep(lookup, answer.outputs)
         return self._postprocessed(request, answer), 0

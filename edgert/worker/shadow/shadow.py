@@ -6,7 +6,7 @@ edgert.worker.shadow.shadow_process, which runs the reference at idle priority. 
 process. A thread of idle priority that holds Python's lock would delay the live threads. And a crash of the reference
 affects nothing else.
 
-The alarm is raised when the agreement of the last WINDOW comparisons is below `alarm`. It is cleared when their
+The alarm is raised when the agreement of the last RECENT_MAX comparisons is below `alarm`. It is cleared when their
 agreement is at least half way from `alarm` to 1.
 """
 
@@ -35,7 +35,7 @@ from edgert.worker_link import link
 from edgert.worker_link.load_message import LoadMessage
 
 QUEUE_MAX = 1
-WINDOW = 50
+RECENT_MAX = 50
 ALARM_MIN = 20  # the smallest number of comparisons for an alarm
 RESTART_S = 60.0
 FRAME_BYTES_MAX = 1024**3
@@ -78,7 +78,7 @@ class Shadow:
         self._reference: Reference | None = None
         self._closed_until_s = 0.0
         self._queue: queue.Queue[tuple[Arrays, Arrays]] = queue.Queue(QUEUE_MAX)
-        self._recent: deque[Agreement] = deque(maxlen=WINDOW)
+        self._recent: deque[Agreement] = deque(maxlen=RECENT_MAX)
         self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
         self.sampled = self.agreed = self.dropped = self.failed = 0
         self.alarmed = False
@@ -128,7 +128,7 @@ class Shadow:
         self._judge()
 
     def figures(self) -> dict[str, float]:
-        """Return the figures. `drift` is the agreement of all answers minus the agreement of the last WINDOW."""
+        """Return the figures. `drift` is the agreement of all answers minus that of the last RECENT_MAX."""
         recent = list(self._recent)
         share = sum(a.agrees for a in recent) / len(recent) if recent else 1.0
         overall = self.agreed / self.sampled if self.sampled else 1.0

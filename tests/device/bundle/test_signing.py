@@ -63,6 +63,6 @@ def test_trusted_keys_are_read_in_name_order_and_a_damaged_file_does_not_hide_th
     (tmp_path / "ab.pem").write_bytes(keys[0].public.pem()[:40])
     ring = read_keyring(tmp_path)
     assert [key.key_id for key in ring.trusted] == [keys[1].public.key_id, keys[0].public.key_id]
-    (complaint,) = ring.complaints
+    (complaint,) = ring.warnings
     assert "ab.pem is not a public key" in complaint
     assert complaint.endswith("edgertd keys remove ab.pem")

@@ -18,7 +18,7 @@ from edgert.config import PASSWORD_CREDENTIAL, DeviceConfig, MqttConfig
 from edgert.errors import ConfigInvalid
 from edgert.state_dir import StateDir
 from edgert.stop import STOP_S_MAX
-from edgert.telemetry.forwarder import LOOK_S
+from edgert.telemetry.forwarder import SPOOL_CHECK_S
 from edgert.telemetry.forwarder_process import broker_settings
 from edgert.telemetry.mqtt import (
     MqttSettings,
@@ -45,7 +45,7 @@ def test_an_idle_forwarder_needs_no_measurable_time_and_sends_reports_of_another
 
     def is_idle() -> bool:
         before, began = _cpu_s(forwarder.pid), time.monotonic()
-        time.sleep(2 * LOOK_S)
+        time.sleep(2 * SPOOL_CHECK_S)
         return _cpu_s(forwarder.pid) - before < 0.02 * (time.monotonic() - began)
 
     wait_until(is_idle, "it has begun, and costs nothing from then on")

@@ -20,7 +20,7 @@ def test_a_revoked_key_is_not_trusted_although_its_file_is_installed_again(tmp_p
     (state.keys / "again.pem").write_bytes(stolen.pem())
     ring = trusted_keys(state)
     assert [key.key_id for key in ring.trusted] == [good.key_id]
-    assert [stolen.key_id in line and "revoked" in line for line in ring.complaints] == [True, True]
+    assert [stolen.key_id in line and "revoked" in line for line in ring.warnings] == [True, True]
 
 
 def test_a_damaged_list_revokes_nothing(tmp_path: Path) -> None:

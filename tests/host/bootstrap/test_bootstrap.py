@@ -22,7 +22,7 @@ from edgert_deploy.devices.device_files import Broker, check_settings
 from edgert_deploy.devices.facts import _PROBE
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import load_profile
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.service import serves, unit_for
 from edgert_deploy.devices.transports import open_transport
 from hil.support.sshd import running_sshd

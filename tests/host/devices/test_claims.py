@@ -22,7 +22,7 @@ from edgert_deploy.bootstrap.runtime import _WITH_LOCK
 from edgert_deploy.bootstrap.uninstall import uninstall
 from edgert_deploy.devices.claims import check_not_set_up, claimed, record_folders, setting_up
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.devices.transports import Result
 from edgert_deploy.devices.transports.local import LocalTransport
 from tests.support.devices import WAIT_S_MAX

@@ -28,7 +28,7 @@ from edgert_deploy.fleet.store.store import Store
 from edgert_deploy.fleet.stream_limit import WINDOW_S
 from edgert_deploy.fleet.ui.answers import Answers, NotFound
 from edgert_deploy.fleet.ui.fleet_state import Filter, FleetState
-from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.live_views import LiveViews
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.rollout.rollout_store import RolloutStore
 from tests.support.fleet import NOW_MS, Pi, Sent, ask, feed, record
@@ -132,12 +132,12 @@ def test_an_odd_window_of_one_device_does_not_change_the_trend_of_others(window_
 def test_a_browser_can_read_the_json_of_the_page(tmp_path: Path) -> None:
     fleet_state = FleetState(lambda: NOW_MS)
     feed(fleet_state, Pi("pi-1").info())
-    hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: 0.0, lambda: NOW_MS)
-    answers = Answers(hub, None)  # type: ignore[arg-type]
+    live_views = LiveViews(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: 0.0, lambda: NOW_MS)
+    answers = Answers(live_views, None)  # type: ignore[arg-type]
     for topic, payload in spoilt():
         fleet_state.apply(topic, payload, False, 0.0)
-        hub.tick()
-        strict([hub.view(Filter()).whole(), answers.devices({})])
+        live_views.tick()
+        strict([live_views.view(Filter()).as_json(), answers.devices({})])
         with contextlib.suppress(NotFound):  # an empty retained message removes the device
             strict(answers.device({"site": "plant-a", "device": "pi-1"}))
     feed(fleet_state, Pi("pi-1").info())

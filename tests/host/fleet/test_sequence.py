@@ -25,7 +25,7 @@ def test_a_tracker_counts_each_sequence_number_once_and_counts_missing_numbers(a
 def test_a_counter_that_begins_anew_is_not_taken_for_lost_messages() -> None:
     tracker = SeqTracker()
     assert [tracker.is_new(seq) for seq in (1, 2, 2**40, 2**40 + 1, 2**40)] == [True, True, True, True, False]
-    assert (tracker.missing, tracker.restarts) == (0, 1)
+    assert (tracker.missing, tracker.lost_spools) == (0, 1)
 
 
 def test_every_lost_spool_is_counted_as_a_gap() -> None:

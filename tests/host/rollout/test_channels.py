@@ -94,7 +94,7 @@ def test_an_older_statement_of_the_registry_is_noticed(server: RegistryServer, k
 def test_the_loss_of_a_channel_in_the_registry_is_noticed(
     server: RegistryServer, key: SigningKey, tmp_path: Path
 ) -> None:
-    SeenCounters(tmp_path / "seen").keep(server.repository, "lost", 7)
+    SeenCounters(tmp_path / "seen").record(server.repository, "lost", 7)
     with pytest.raises(ConfigInvalid, match="any more"):
         host(server, key, tmp_path / "seen").change("lost", one, key)
 
@@ -163,7 +163,7 @@ def test_simultaneous_commands_lose_no_counter(tmp_path: Path) -> None:
             code = 1
             try:
                 for counter in range(1, counters + 1):
-                    SeenCounters(tmp_path / "seen").keep(repository, f"channel-{number}", counter)
+                    SeenCounters(tmp_path / "seen").record(repository, f"channel-{number}", counter)
                 code = 0
             finally:
                 os._exit(code)

@@ -13,7 +13,7 @@ from edgert.checks.status import DaemonState, ModelStatus, ServingStatus
 from edgert.typed_json import to_json
 from edgert.versions.slots import BY_COMMAND, RolledBackVersion, Version
 from edgert_deploy.rollout.deployment import Outcome, Result
-from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_of
+from edgert_deploy.rollout.drift import Wanted, device_drifts, model_drifts, wanted_by_rollouts
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 from tests.support.rollouts import ROLLOUT
 from tests.support.statuses import LOADED, device_status
@@ -47,7 +47,7 @@ def test_the_wanted_release_comes_from_the_newest_rollout_that_names_the_device(
         a_rollout(7, "a", "b", "c"),
         a_rollout(3, "a", model="n"),
     ]
-    found = wanted_of(rollouts, "/i")
+    found = wanted_by_rollouts(rollouts, "/i")
     assert {device: {model: one.release for model, one in models.items()} for device, models in found.items()} == {
         "a": {"m": 9, "n": 3},
         "b": {"m": 8},  # the rollout stopped before this device, but its release is still wanted

@@ -68,20 +68,20 @@ def test_the_lines_of_a_record_give_the_same_rollout_in_any_order() -> None:
             reason="by the user",
         ),
     ):
-        record, more = record.to(changed)
+        record, more = record.changed_to(changed)
         lines += more
         assert Record.read(lines) == record
-    assert record.to(changed)[1] == [], "what did not change adds no line"
+    assert record.changed_to(changed)[1] == [], "what did not change adds no line"
     for order in itertools.permutations(lines):
         assert Record.read([*order, order[0]]) == record
 
 
 def test_two_hosts_that_continue_one_rollout_agree_and_an_abort_is_final() -> None:
     base, lines = new_record(replace(ROLLOUT, state=RolloutState.STOPPED))
-    _, on_a = base.to(
+    _, on_a = base.changed_to(
         replace(base.rollout, outcomes={"a": A_LIVE, "b": B_FAILED}, state=RolloutState.RUNNING, by="ann@a")
     )
-    _, on_b = base.to(
+    _, on_b = base.changed_to(
         replace(base.rollout, outcomes={"c": C_LIVE}, state=RolloutState.ABORTED, reason="no", by="bob@b")
     )
     merged = Record.read([*lines, *on_a, *on_b]).rollout

@@ -19,7 +19,7 @@ from edgert.state_dir import StateDir
 from edgert.versions.install import held_files
 from edgert.versions.slot_store import SlotStore
 from edgert_deploy.devices.claims import HeldClaim, claimed
-from edgert_deploy.devices.remote import QUICK_S_MAX, RemoteDaemon
+from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon
 from edgert_deploy.devices.transports.ssh import SshTransport
 from edgert_deploy.devices.transports.ssh_login import LinkLimits
 from edgert_deploy.rollout.delta import Deltas

@@ -11,7 +11,7 @@ from edgert.errors import DaemonBusy
 from edgert.versions.trial_limits import TrialLimits
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.claims import HeldClaim
-from edgert_deploy.devices.remote import RemoteDaemon
+from edgert_deploy.devices.remote_daemon import RemoteDaemon
 from edgert_deploy.rollout.plan import Plan, Step
 from edgert_deploy.rollout.trial import watch_trial
 from tests.support.stand_ins.simulated_device import BOARD, SimulatedDevice

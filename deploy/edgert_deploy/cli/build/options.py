@@ -19,7 +19,7 @@ from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
 from edgert_deploy.packager.accuracy.accuracy_gate import DROP_MAX
 from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
-from edgert_deploy.packager.request import BUDGET, BuildSettings
+from edgert_deploy.packager.request import BUDGET_DEFAULT, BuildSettings
 from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
 
@@ -192,7 +192,7 @@ build_options = gathered(
         click.option(
             "--budget",
             type=click.IntRange(0, 1000),
-            default=BUDGET,
+            default=BUDGET_DEFAULT,
             show_default=True,
             metavar="BUILDS",
             help="If INT8 does not pass, build at most this many artifacts to find the smallest set of layers to leave in "

@@ -113,5 +113,5 @@ def _change(
     key = signing.key()
     with reach.opened() as client:
         channels, lasts_s = channels_of(client), signing.lasts_s
-        statement = channels.change(name, edit, key, lasts_s=lasts_s, revoked=revoked, begins=False)
+        statement = channels.change(name, edit, key, lasts_s=lasts_s, revoked=revoked, creates=False)
     emit({"ok": True, "channel": to_json(statement)}, statement_table(statement), as_json)

@@ -32,7 +32,7 @@ from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.fleet.channels import EVENTS_MS, Progress, ReleaseState, progress_of
 from edgert_deploy.rollout.channel_entries import newest_of, newest_releases, with_halt
 from edgert_deploy.rollout.channels import Channels
-from edgert_deploy.rollout.waves import Share
+from edgert_deploy.rollout.waves import DeviceCount
 
 STOP_S = 0.2
 
@@ -85,7 +85,7 @@ def watch(
       edgert channel watch canary --max-failures 2%
       edgert channel watch stable digits --max-failures 3 --for 6h --store postgresql://ops@db/fleet
     """
-    limit, key, stopped = Share.parse(max_failures), signing.key(), stopping(for_s)
+    limit, key, stopped = DeviceCount.parse(max_failures), signing.key(), stopping(for_s)
     with reach.opened() as registry:
         watching = _Watching(channels_of(registry), name, model, store_url, limit, key, signing.lasts_s)
         while True:
@@ -106,7 +106,7 @@ class _Watching:
     name: str
     model: str
     store: str
-    limit: Share
+    limit: DeviceCount
     key: SigningKey
     lasts_s: float
     found: list[Progress] = field(default_factory=list)

@@ -110,7 +110,7 @@ def export(
         site,
         client_id=client_id,
         session_s=session_s,
-        settled=lambda: exporter.applied,
+        handled=lambda: exporter.applied,
         log=_print_status,
     )
     server = scrape_server(Exposition(exporter), *listen)

@@ -90,7 +90,7 @@ def record(
         site,
         client_id=client_id,
         session_s=session_s,
-        settled=lambda: recorder.settled,
+        handled=lambda: recorder.handled,
         log=_print_status,
     )
     subscriber.open()

@@ -36,7 +36,7 @@ from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
 from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.fleet_state import FleetState
 from edgert_deploy.fleet.ui.history import History, baselines, versions_seen
-from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.live_views import LiveViews
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 
@@ -122,15 +122,15 @@ def ui(
     fleet.load_devices(query.devices(), time.monotonic())
     fleet.load_versions(versions_seen(query, wall_ms()))
     rollouts = open_rollouts()
-    hub = Hub(fleet, Rollouts(rollouts.without_team()), time.monotonic, wall_ms)
+    live_views = LiveViews(fleet, Rollouts(rollouts.without_team()), time.monotonic, wall_ms)
 
     def note(line: str) -> None:
         _print_status(line)
-        hub.trouble = "" if line == CONNECTED_AGAIN else line
+        live_views.trouble = "" if line == CONNECTED_AGAIN else line
 
     subscriber = FleetSubscriber(settings, [fleet, *([recorder] if recorder else [])], site, log=note)
     subscriber.open()
-    server = PageServer(Answers(hub, History(query, wall_ms, targets=targets), site), access, host, port, alerts)
+    server = PageServer(Answers(live_views, History(query, wall_ms, targets=targets), site), access, host, port, alerts)
     address = address_of(access, host, server.port)
     emit({"url": address, "own_store": own and path}, address, as_json)
     sys.stdout.flush()
@@ -148,9 +148,9 @@ def ui(
             if recorder:
                 recorder.flush_or_wait(_print_status)
                 recorder.prune_when_due(_print_status)
-            hub.tick()
+            live_views.tick()
     finally:
-        hub.close()
+        live_views.close()
         subscriber.close()
         server.close()
         query.close()

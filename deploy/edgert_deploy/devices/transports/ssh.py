@@ -322,7 +322,7 @@ class SshTransport:
     def _run_checked(self, argv: Sequence[str], timeout_s: float = _STEP_S_MAX) -> Result:
         result = self.run(argv, timeout_s)
         if not result.ok:
-            raise StorageFailed(full_disk(self.device, result.stderr) or f"{self.device.name}: {result.complaint()}")
+            raise StorageFailed(full_disk(self.device, result.stderr) or f"{self.device.name}: {result.failure_text()}")
         return result
 
     @contextmanager

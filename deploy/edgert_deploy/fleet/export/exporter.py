@@ -17,7 +17,7 @@ from edgert.telemetry.messages import HistMessage, MetricsMessage, Topic
 from edgert.telemetry.sketch import Sketch
 from edgert_deploy.fleet.export.counting import Counting
 from edgert_deploy.fleet.live_fleet import Fleet
-from edgert_deploy.fleet.packed_histograms import WINDOW, StageCounts, cells_of
+from edgert_deploy.fleet.packed_histograms import WINDOW_FORM, StageCounts, cells_of
 from edgert_deploy.fleet.reports import EventMessage
 
 BY_DEFAULT = ("site", "model", "version", "profile")
@@ -65,7 +65,7 @@ class Group:
         """Add the stage times of a report."""
         if packed:
             self.stage_counts = self.stage_counts or StageCounts()
-            self.stage_counts.add(cells_of(packed, WINDOW))
+            self.stage_counts.add(cells_of(packed, WINDOW_FORM))
             self._stages = {}
 
     @property

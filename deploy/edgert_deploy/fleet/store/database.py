@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import counted
-from edgert_deploy.fleet.packed_histograms import Damaged
+from edgert_deploy.fleet.packed_histograms import DamagedData
 from edgert_deploy.fleet.store import schema, views
 from edgert_deploy.fleet.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
@@ -118,7 +118,10 @@ def translated(engine: sa.Engine) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise _failed(engine.url, error) from error
-    except (Damaged, UnicodeDecodeError) as error:  # sqlite3 raises the latter if its own error quotes a damaged name
+    except (
+        DamagedData,
+        UnicodeDecodeError,
+    ) as error:  # sqlite3 raises the latter if its own error quotes a damaged name
         raise StoreFailed(f"the store {shown(engine.url)} cannot be used: {error}; {_MOVE_AWAY}") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
-from edgert_deploy.fleet.packed_histograms import MERGED, WINDOW, Cells, Dense, StageCounts, cells_of
+from edgert_deploy.fleet.packed_histograms import MERGED_FORM, WINDOW_FORM, Cells, DenseHistogram, StageCounts, cells_of
 from edgert_deploy.fleet.store import database, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, Origin, minute_of
 from edgert_deploy.fleet.store.schema import COUNTERS, HISTOGRAM
@@ -27,9 +27,9 @@ class MergedRows:
         self._streams: dict[tuple[int, int], _Row] = {}
 
     def add_hist(self, stream: int, origin: Origin, hist: HistMessage, blob: bytes) -> None:
-        sketch, cells = hist.sketch, [cells_of(hist.stages, WINDOW)] if hist.stages else []
+        sketch, cells = hist.sketch, [cells_of(hist.stages, WINDOW_FORM)] if hist.stages else []
         for row in self._rows(stream, origin, hist):
-            row.buckets.add(blob, WINDOW)
+            row.buckets.add(blob, WINDOW_FORM)
             row.stages += cells
             row.add(1, sketch.zero, sketch.count, sketch.sum, sketch.min, sketch.max)
 
@@ -99,7 +99,7 @@ class MergedRows:
         if not stages:
             return
         for time_bin, owner, stored in self._stored(table, stages, "stages"):
-            stages[time_bin, owner].append(cells_of(stored, MERGED))
+            stages[time_bin, owner].append(cells_of(stored, MERGED_FORM))
         new = [
             {"time_bin": time_bin, "owner": owner, "stages": StageCounts(parts).packed()}
             for (time_bin, owner), parts in stages.items()
@@ -120,7 +120,7 @@ class _Row:
     __slots__ = ("buckets", "count", "counters", "least", "most", "stages", "sum", "windows", "zero")
 
     def __init__(self) -> None:
-        self.buckets = Dense()
+        self.buckets = DenseHistogram()
         self.stages: list[Cells] = []
         self.windows = self.zero = self.count = 0
         self.sum = self.least = self.most = 0.0

@@ -19,7 +19,14 @@ import sqlalchemy as sa
 
 from edgert.errors import ConfigInvalid
 from edgert.telemetry.sketch import Sketch
-from edgert_deploy.fleet.packed_histograms import MERGED, WINDOW, Damaged, Pool, StageCounts, cells_of
+from edgert_deploy.fleet.packed_histograms import (
+    MERGED_FORM,
+    WINDOW_FORM,
+    DamagedData,
+    HistogramPool,
+    StageCounts,
+    cells_of,
+)
 from edgert_deploy.fleet.reports import DIMENSIONS, PROFILE_UNKNOWN
 from edgert_deploy.fleet.store import database, gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
@@ -225,7 +232,7 @@ def _fields(text: str) -> dict[str, Any]:
     try:
         return dict(json.loads(text))
     except (TypeError, ValueError) as error:
-        raise Damaged(f"stored fields are not JSON: {error}") from error
+        raise DamagedData(f"stored fields are not JSON: {error}") from error
 
 
 class _AnswerBuilder:
@@ -281,7 +288,7 @@ class _AnswerBuilder:
                 self._missing.setdefault(self.group(begin, key), Counter())[device] += missing
 
     def answers(self) -> list[Answer]:
-        pool = Pool(len(self._numbers))
+        pool = HistogramPool(len(self._numbers))
         for groups, form, (*scalars, blobs) in self._histograms:
             pool.add(groups, blobs, form)
             pool.add_scalars(groups, scalars)
@@ -374,7 +381,7 @@ def _read_rows(connection: sa.Connection, question: Question, part: _Part, build
         query = query.select_from(table.outerjoin(stages_table, same))
     if question.where and len(keys) <= _KEYS_MAX:
         query = query.where(key.in_(keys))
-    form, width = (MERGED if part.minutes > 1 or not per_stream else WINDOW), len(histogram)
+    form, width = (MERGED_FORM if part.minutes > 1 or not per_stream else WINDOW_FORM), len(histogram)
     result = connection.execution_options(stream_results=True).execute(query)
     while block := result.fetchmany(_FETCHED_AT_ONCE):
         mine = [row for row in block if row[1] in keys]

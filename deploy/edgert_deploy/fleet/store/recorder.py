@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from edgert.telemetry.messages import PAYLOAD_BYTES_MAX, HistMessage, MetricsMessage, Scalar, Topic
-from edgert.telemetry.mqtt import HANDED_MAX
+from edgert.telemetry.mqtt import UNACKNOWLEDGED_MAX
 from edgert_deploy.fleet.listener import FleetListener
 from edgert_deploy.fleet.reports import EventMessage, Report, storable
 from edgert_deploy.fleet.store.batch import Batch, Origin
@@ -20,7 +20,7 @@ WAITING_MAX = 50_000
 PRUNE_EVERY_S = 600.0
 TRUSTED_MS_MAX = 86_400_000  # the age of rows counts from at most this long after the newest report
 # A device may enlarge its payloads with fields. All messages that a session may deliver fit into this size.
-WAITING_BYTES_MAX = HANDED_MAX * PAYLOAD_BYTES_MAX
+WAITING_BYTES_MAX = UNACKNOWLEDGED_MAX * PAYLOAD_BYTES_MAX
 
 
 class Recorder(FleetListener):
@@ -39,10 +39,8 @@ class Recorder(FleetListener):
     ) -> None:
         super().__init__(wall_clock_ms)
         self.recorded = self.duplicates = self.dropped = 0
-        # The number of messages, counted from the first, that the broker may drop. The recorder stored, refused or
-        # dropped them.
-        self.settled = 0
-        self.failures = 0  # the number of consecutive flushes in which the store failed
+        self.handled = 0  # messages, counted from the first, that are stored, refused or dropped
+        self.failures = 0  # consecutive flushes in which the store failed
         self._applied = self._bytes = 0
         self._store = store
         self._wall_clock_ms = wall_clock_ms
@@ -74,7 +72,7 @@ class Recorder(FleetListener):
             self.recorded += new
             self.duplicates += self._batch.reports - new
             self.failures, self._bytes, self._batch = 0, 0, Batch()
-        self.settled = self._applied
+        self.handled = self._applied
 
     def flush_or_wait(self, say: Callable[[str], None]) -> None:
         """Write the waiting reports. `say` receives failures 1, 2, 4, 8 ... in a row, and the recovery."""

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from edgert.durable import is_locked, locked
 from edgert_deploy.fleet.store import database, schema
-from edgert_deploy.rollout.rollout_store import LOCK_S_MAX, Mark, digest_of
+from edgert_deploy.rollout.rollout_store import LOCK_S_MAX, Checksum, digest_of
 
 _LOCKS = 730542  # the first of the two numbers of an advisory lock; the second number identifies the rollout
 
@@ -31,7 +31,7 @@ class StoredRollouts:
                 database.lock(connection)  # otherwise two processes could create the table at the same time and fail
                 schema.rollout_line.create(connection, checkfirst=True)
 
-    def marks(self) -> dict[str, Mark]:
+    def checksums(self) -> dict[str, Checksum]:
         table = schema.rollout_line
         sums = (sa.func.count(), sa.func.sum(table.c.digest % 2**31))
         with database.transaction(self._engine) as connection:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from edgert.telemetry.messages import HistMessage, MetricsMessage
-from edgert_deploy.fleet.packed_histograms import WINDOW, pack
+from edgert_deploy.fleet.packed_histograms import WINDOW_FORM, pack
 from edgert_deploy.fleet.reports import EventMessage, counters_of, increase
 from edgert_deploy.fleet.sequence import in_order, is_new_spool
 from edgert_deploy.fleet.store import database, gaps, schema
@@ -264,6 +264,6 @@ def _histogram_row(hist: HistMessage) -> dict[str, Any]:
         "sum": sketch.sum,
         "least": sketch.min,
         "most": sketch.max,
-        "buckets": pack(sketch.buckets, WINDOW),
+        "buckets": pack(sketch.buckets, WINDOW_FORM),
         "stages": hist.stages,
     }

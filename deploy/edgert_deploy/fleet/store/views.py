@@ -14,10 +14,10 @@ import math
 import sqlalchemy as sa
 
 from edgert.telemetry.sketch import INDEX_MAX, INDEX_MIN, PER_OCTAVE, middle_ms
-from edgert_deploy.fleet.packed_histograms import MERGED
+from edgert_deploy.fleet.packed_histograms import MERGED_FORM
 
 PERCENTILES = (50, 95, 99)
-_RECORD, _INDEX = MERGED.itemsize, MERGED["index"].itemsize
+_RECORD, _INDEX = MERGED_FORM.itemsize, MERGED_FORM["index"].itemsize
 _OF_GROUP = ("edgert_group", "site, model, version, profile")
 _OF_STREAM = (
     "(SELECT s.id, site, device, model, version, CASE profile WHEN '' THEN 'unknown' ELSE profile END AS profile"

@@ -14,7 +14,7 @@ from edgert_deploy.fleet.store.query import Question
 from edgert_deploy.fleet.store.results import PERCENTILES_DEFAULT, QueryRequest, dimensions_of, shares_of, time_text
 from edgert_deploy.fleet.ui.fleet_state import ATTENTION, STATES, DeviceView, Filter
 from edgert_deploy.fleet.ui.history import EVENTS_EXPORTED_MAX, EVENTS_MAX, History
-from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.live_views import LiveViews
 from edgert_deploy.fleet.ui.period import Period
 
 A_PAGE = 50
@@ -50,7 +50,7 @@ Rows = list[dict[str, Any]]
 class Answers:
     """Answers the page's requests. If `site` is given, the server receives only messages of this site."""
 
-    hub: Hub
+    live_views: LiveViews
     history: History
     site: str | None = None
 
@@ -71,7 +71,7 @@ class Answers:
             "events": self.events,
             "devices": self.devices,
             "device": self.device,
-            "rollouts": lambda _: {"rollouts": self.hub.rollouts.shown},
+            "rollouts": lambda _: {"rollouts": self.live_views.rollouts.shown},
             "channels": lambda _: {"channels": self.history.channels(self.site)},
         }
         if path not in answers:
@@ -97,7 +97,10 @@ class Answers:
         if path == "devices":
             return [row for view in self._matching(parameters) for row in _device_rows(view)]
         if path == "rollouts":
-            return [_flat({"time": time_text(rollout["started_ms"]), **rollout}) for rollout in self.hub.rollouts.shown]
+            return [
+                _flat({"time": time_text(rollout["started_ms"]), **rollout})
+                for rollout in self.live_views.rollouts.shown
+            ]
         if path == "channels":
             return [_flat(channel) for channel in self.history.channels(self.site)]
         raise ConfigInvalid(f"/api/v1/{path[:80]} has no rows: omit format=csv")
@@ -105,7 +108,7 @@ class Answers:
     def latency(self, parameters: Parameters) -> dict[str, Any]:
         """Return the curves and heat-map of each model and version."""
         curves = self.history.curves(Period.parse(parameters), self._where(parameters))
-        numbers = {curve["model"]: self.hub.fleet.numbers(curve["model"]) for curve in curves["models"]}
+        numbers = {curve["model"]: self.live_views.fleet.numbers(curve["model"]) for curve in curves["models"]}
         return {**curves, "numbers": numbers, "newest_ms": self.history.newest_ms()}
 
     def breakdown(self, parameters: Parameters) -> dict[str, Any]:
@@ -114,7 +117,7 @@ class Answers:
         Without `by`, the groups are devices; in a large fleet, they are sites.
         """
         limit = _number(parameters, "limit", GROUPS_DEFAULT, GROUPS_MAX)
-        lines = self.hub.fleet.count_models(self.filter(parameters))
+        lines = self.live_views.fleet.count_models(self.filter(parameters))
         by = parameters.get("by") or ("device" if lines <= COMPARED_MAX else "site")
         comparison = self.history.breakdown(Period.parse(parameters), by, self._where(parameters), lines)
         models = [
@@ -129,7 +132,7 @@ class Answers:
 
     def query(self, parameters: Parameters) -> dict[str, Any]:
         """Return the JSON of `edgert fleet query`."""
-        since_ms, until_ms = Period.parse(parameters).bounds_ms(self.hub.wall_ms())
+        since_ms, until_ms = Period.parse(parameters).bounds_ms(self.live_views.wall_ms())
         step_s = duration_s(parameters.get("step", "0"))
         if step_s % 60:
             raise ConfigInvalid(
@@ -139,7 +142,7 @@ class Answers:
         stages, buckets = (parameters.get(name, "") not in ("", "0") for name in ("stages", "buckets"))
         question = Question(since_ms, until_ms, by, self._where(parameters), int(step_s) // 60, stages)
         shares = shares_of(parameters.get("percentiles", PERCENTILES_DEFAULT))
-        lines = self.hub.fleet.count_models(self.filter(parameters))
+        lines = self.live_views.fleet.count_models(self.filter(parameters))
         return self.history.run(QueryRequest(question, shares, buckets), lines)
 
     def events(self, parameters: Parameters) -> dict[str, Any]:
@@ -161,7 +164,7 @@ class Answers:
         site, device = parameters.get("site", ""), parameters.get("device", "")
         if not site or not device:
             raise ConfigInvalid("give both `site` and `device`")
-        view = self.hub.fleet.view_of(site, device, self.hub.clock())
+        view = self.live_views.fleet.view_of(site, device, self.live_views.clock())
         if view is None:
             raise NotFound(f"no device {site[:64]}/{device[:64]} is known here: see /api/v1/devices")
         fields = {name: dict(view.device.fields.get(name, {})) for name in ("info", "sys", "deploy")}
@@ -177,7 +180,7 @@ class Answers:
         states = ATTENTION if state == "attention" else (state,) if state else STATES
         matching = [
             view
-            for view in self.hub.fleet.views(self.filter(parameters), self.hub.clock())
+            for view in self.live_views.fleet.views(self.filter(parameters), self.live_views.clock())
             if view.state in states and part in f"{view.device.site}/{view.device.device}".lower()
         ]
         return sorted(matching, key=SORTS[sort])

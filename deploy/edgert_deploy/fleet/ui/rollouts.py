@@ -28,7 +28,7 @@ class Rollouts:
         self.revision = 0
         self.shown: list[dict[str, Any]] = []
 
-    def look(self, devices: Set[str]) -> None:
+    def read(self, devices: Set[str]) -> None:
         """Read the changed files. Put the newest rollouts that deploy to any of `devices` into `shown`.
 
         A change of `shown` increases `revision`.

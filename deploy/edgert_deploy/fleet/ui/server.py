@@ -24,7 +24,7 @@ from edgert_deploy.fleet.store.results import csv_text
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers, NotFound
 from edgert_deploy.fleet.ui.fleet_state import Filter
-from edgert_deploy.fleet.ui.hub import View
+from edgert_deploy.fleet.ui.live_views import View
 from edgert_deploy.fleet.web import WebServer
 
 ASSETS = Path(__file__).parent / "assets"
@@ -143,20 +143,20 @@ class PageServer:
 
     def _events(self, chosen: Filter) -> Generator[bytes, None, None]:
         """Yield the whole fleet, then its changes, until the page or the server closes."""
-        hub = self._answers.hub
+        live_views = self._answers.live_views
         try:
             yield f"retry: {RETRY_MS}\n".encode()
             sent: View | None = None
             number: int | None = -1
             while number is not None:
-                view = hub.view(chosen)
-                if sent is None or view.is_news(sent):
-                    change = None if sent is None else view.since(sent)
-                    kind, value = ("fleet", view.whole()) if change is None else ("change", change)
+                view = live_views.view(chosen)
+                if sent is None or view.differs_from(sent):
+                    change = None if sent is None else view.changes_since(sent)
+                    kind, value = ("fleet", view.as_json()) if change is None else ("change", change)
                     yield f"event: {kind}\ndata: {_dumped(value)}\n\n".encode()
                     sent = view
                 before = number
-                number = hub.wait(before, KEEP_ALIVE_S)
+                number = live_views.wait(before, KEEP_ALIVE_S)
                 if number == before:
                     yield b": still here\n\n"
         finally:

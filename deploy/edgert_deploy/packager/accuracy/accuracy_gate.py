@@ -97,7 +97,7 @@ class GateResult:
                 failed.append(group)
         return tuple(failed)
 
-    def loss(self) -> str:
+    def loss_text(self) -> str:
         """Return the artifact's loss in one line."""
         total = self.accuracy
         if total.passed and self.failed_groups:

@@ -23,7 +23,7 @@ from edgert_deploy.packager.builders import Artifact
 from edgert_deploy.packager.processes.children import arrays_of
 from edgert_deploy.packager.processes.vendor_output import quiet
 from edgert_deploy.packager.samples.samples import CalibrationSet
-from edgert_deploy.packager.samples.streams import run_in_turn
+from edgert_deploy.packager.samples.stateful_samples import run_in_turn
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_artifact
 
 BATCH = 32  # the largest number of samples in a run, if the batch axis is open

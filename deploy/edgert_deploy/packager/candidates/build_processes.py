@@ -42,7 +42,7 @@ COPIES_OF_SAMPLES = 3
 KILL_PAUSE_S = 0.1  # the pause between two attempts to end the busy children of cancelled builds
 MEMORY_SHARE = 0.8
 FROM_CACHE = ", taken from the build cache"
-ARTIFACT = "artifact.json"  # the description of an artifact, beside its files
+DESCRIPTION_FILE = "artifact.json"  # the description of an artifact, beside its files
 
 
 class BuildProcesses:
@@ -60,7 +60,7 @@ class BuildProcesses:
         """Return the artifact from the cache; None if the cache lacks it."""
         if not self._cache.get(self.key(spec), out_dir):
             return None
-        return Artifact.from_json(json.loads((out_dir / ARTIFACT).read_bytes()), out_dir)
+        return Artifact.from_json(json.loads((out_dir / DESCRIPTION_FILE).read_bytes()), out_dir)
 
     def build(self, spec: BuildSpec, out_dir: Path, progress: Progress) -> Artifact:
         """Build the artifact in a child, and store it in the cache. Raises BuildFailed, also after a crash."""
@@ -74,9 +74,9 @@ class BuildProcesses:
         try:
             answer, _ = children.call(f"{__name__}:build_in_child", request, pickle.dumps(spec), noted)
         except sandbox.ChildFailed as error:
-            raise BuildFailed(_complaint(error, spec, self._source.path.name, steps[-1])) from error
+            raise BuildFailed(_failure_text(error, spec, self._source.path.name, steps[-1])) from error
         artifact = Artifact.from_json(answer, out_dir)
-        described = out_dir / ARTIFACT
+        described = out_dir / DESCRIPTION_FILE
         described.write_text(json.dumps(answer))
         self._cache.put(self.key(spec), [described, artifact.path, *artifact.companions])
         return artifact
@@ -107,16 +107,16 @@ class BuildProcesses:
 
     def layers(self) -> tuple[Layer, ...]:
         """Return the layers of the source, prepared for the quantizer. Raises BuildFailed."""
-        answer = self._measured(f"{__name__}:layers_in_child", b"", "the model was prepared")
+        answer = self._measure(f"{__name__}:layers_in_child", b"", "the model was prepared")
         return tuple(from_json(Layer, each) for each in answer["layers"])
 
     def harm(self, layer: Layer, recipe: Recipe) -> Harm:
         """Return the harm if only `layer` is in INT8, quantized by `recipe`. Raises BuildFailed."""
         doing = f"the harm of quantizing {layer.op} {layer.name!r} was measured"
-        answer = self._measured(f"{__name__}:harm_in_child", pickle.dumps((layer, recipe)), doing)
+        answer = self._measure(f"{__name__}:harm_in_child", pickle.dumps((layer, recipe)), doing)
         return Harm(layer, float(answer["sqnr_db"]))
 
-    def _measured(self, function: str, payload: bytes, doing: str) -> dict[str, Any]:
+    def _measure(self, function: str, payload: bytes, doing: str) -> dict[str, Any]:
         try:
             return children.call(function, {"inputs": self._written_inputs()}, payload)[0]
         except sandbox.ChildFailed as error:
@@ -179,7 +179,7 @@ def _processes(source: SourceModel, calibration: CalibrationSet) -> int:
     return min(len(os.sched_getaffinity(0)), int(MEMORY_SHARE * free_memory_bytes() / each))
 
 
-def _complaint(failed: sandbox.ChildFailed, spec: BuildSpec, model: str, step: str) -> str:
+def _failure_text(failed: sandbox.ChildFailed, spec: BuildSpec, model: str, step: str) -> str:
     advice = {
         "memory": "free some memory, give fewer calibration samples, or build one artifact at a time with --jobs 1",
         "time": "give fewer calibration samples",
@@ -195,25 +195,25 @@ def _complaint(failed: sandbox.ChildFailed, spec: BuildSpec, model: str, step: s
 
 def build_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
     """Build the pickled BuildSpec `payload`: the child's side of `BuildProcesses.build`."""
-    source, calibration = _loaded(request["inputs"])
+    source, calibration = _read_inputs(request["inputs"])
     spec: BuildSpec = pickle.loads(payload)
     return builder_for(spec.engine).build(spec, source, calibration, Path(request["out"]), progress).as_json(), b""
 
 
 def activations_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
     """Measure the ranges: the child's side of `BuildProcesses.activations`."""
-    return {"activations": [to_json(each) for each in activations(*_loaded(request["inputs"]))]}, b""
+    return {"activations": [to_json(each) for each in activations(*_read_inputs(request["inputs"]))]}, b""
 
 
 def layers_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
     """Find the layers: the child's side of `BuildProcesses.layers`."""
-    source, _ = _loaded(request["inputs"])
+    source, _ = _read_inputs(request["inputs"])
     return {"layers": [to_json(layer) for layer in layers_of(prepared(source))]}, b""
 
 
 def harm_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -> sandbox.Answer:
     """Measure one layer: the child's side of `BuildProcesses.harm`. Keep the ranges for the next layer."""
-    source, calibration = _loaded(request["inputs"])
+    source, calibration = _read_inputs(request["inputs"])
     layer, recipe = pickle.loads(payload)
     if repr(recipe) not in _sensitivities:
         _sensitivities.clear()
@@ -221,11 +221,11 @@ def harm_in_child(request: dict[str, Any], payload: bytes, progress: Progress) -
     return {"sqnr_db": _sensitivities[repr(recipe)].of(layer).sqnr_db}, b""
 
 
-_last: dict[str, tuple[SourceModel, CalibrationSet]] = {}
+_last_inputs: dict[str, tuple[SourceModel, CalibrationSet]] = {}
 _sensitivities: dict[str, Sensitivity] = {}
 
 
-def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
+def _read_inputs(path: str) -> tuple[SourceModel, CalibrationSet]:
     """Return the source and the samples in the file `path`.
 
     If the last request was for the same file, do not read the file again.
@@ -233,9 +233,9 @@ def _loaded(path: str) -> tuple[SourceModel, CalibrationSet]:
     From now on, this child writes its temporary files into the folder of the file.
     """
     children.put_temporary_files_into(Path(path).parent)
-    if path not in _last:
-        _last.clear()
+    if path not in _last_inputs:
+        _last_inputs.clear()
         _sensitivities.clear()
         with open(path, "rb") as file:
-            _last[path] = pickle.load(file)
-    return _last[path]
+            _last_inputs[path] = pickle.load(file)
+    return _last_inputs[path]

@@ -23,8 +23,8 @@ from edgert_deploy.packager.processes.children import cause_text
 from edgert_deploy.packager.processes.sandbox import ChildFailed, Progress
 
 # With a smaller share of its work in INT8, an artifact saves little. "auto" then prefers FP16, which halves the file.
-WORTH_SHARE_MIN = 0.25
-ANY_SHARE_MIN = 0.005  # a smaller share is shown as 0 %: such an artifact is INT8 only by its name
+INT8_SHARE_MIN = 0.25
+SHOWN_SHARE_MIN = 0.005  # a smaller share is shown as 0 %: such an artifact is INT8 only by its name
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ class Candidate:
         return self.artifact.precision.startswith("int8")
 
     @property
-    def is_worth_it(self) -> bool:
-        """Whether the candidate is not INT8, or computes enough in INT8 to save time."""
+    def is_barely_int8(self) -> bool:
+        """Whether the candidate is called INT8, but computes too little in INT8 to save time."""
         share = self.artifact.int8_share
-        return not self.is_int8 or share is None or share >= WORTH_SHARE_MIN
+        return self.is_int8 and share is not None and share < INT8_SHARE_MIN
 
     @property
     def is_int8_by_name_only(self) -> bool:
         """Whether the candidate is called INT8, and computes nothing in INT8."""
         share = self.artifact.int8_share
-        return self.is_int8 and share is not None and share < ANY_SHARE_MIN
+        return self.is_int8 and share is not None and share < SHOWN_SHARE_MIN
 
 
 class CandidateBuilder:
@@ -129,10 +129,10 @@ class CandidateBuilder:
             # The last way runs samples alone, if the answers then differ. A device also checks golden samples alone.
             golden = evaluation.golden_answers(artifact, ways[-1])
         except ChildFailed as error:
-            raise BuildFailed(_complaint(cause_text(error), error.cause, spec, artifact)) from error
+            raise BuildFailed(_failure_text(cause_text(error), error.cause, spec, artifact)) from error
         except EngineFailed as error:  # the engine wrote or read a model, but cannot run the model
             reason = " ".join(error.message.split())  # ONNX Runtime ends its texts with a line break
-            raise BuildFailed(_complaint(f"reported '{reason}'", "engine", spec, artifact)) from error
+            raise BuildFailed(_failure_text(f"reported '{reason}'", "engine", spec, artifact)) from error
         results = [judge(evaluation.metric, reference, evaluation.app_answers(way), evaluation.limits) for way in ways]
         result = min(results, key=lambda one: (one.passed, -one.accuracy.drop))
         if len(ways) > 1:
@@ -143,7 +143,7 @@ class CandidateBuilder:
         return Candidate(spec, artifact, result, golden, artifact.size_bytes(), build_s)
 
 
-def _complaint(what: str, cause: str, spec: BuildSpec, artifact: Artifact) -> str:
+def _failure_text(what: str, cause: str, spec: BuildSpec, artifact: Artifact) -> str:
     recipe = f" ({spec.recipe or FIRST_RECIPE})" if spec.precision == "int8" else ""
     other_form = (
         "try --precision auto, which packs a precision that the engine can run"

@@ -24,7 +24,7 @@ from edgert_deploy.packager.builders import (
     first_engine,
     supports_operators,
 )
-from edgert_deploy.packager.candidates.candidate import WORTH_SHARE_MIN, Candidate, CandidateBuilder
+from edgert_deploy.packager.candidates.candidate import INT8_SHARE_MIN, Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.evaluation import Evaluation
 from edgert_deploy.packager.candidates.measure import Measurer, Timings, fastest
 from edgert_deploy.packager.candidates.mixed_precision import Budget, Search, search_float_layers
@@ -106,7 +106,7 @@ def choose(builder: CandidateBuilder, target: TargetRequest, budget: Budget, mea
             check_source(source, engine, target.profile.name)
             candidates = _EngineBuild(findings, engine, budget, until_passed=measure is None).candidates()
             if good := [candidate for candidate in candidates if candidate.passed]:
-                passed.append(in_preference(good))
+                passed.append(by_preference(good))
                 continue
             nearest = min(candidates, key=lambda candidate: candidate.result.accuracy.drop)
             failed = findings.choice((nearest,))
@@ -195,7 +195,7 @@ def _warn_of_float(findings: _Findings, packed: Sequence[Candidate], timings: Ti
     for candidate in packed:
         if target.is_auto and not candidate.is_int8:
             findings.warn(f"{findings.name}: {_why_not_int8(candidate, findings.tried, timings)}")
-        elif not (quantized or candidate.is_worth_it or candidate.artifact.float_layers):
+        elif candidate.is_barely_int8 and not (quantized or candidate.artifact.float_layers):
             # The engine itself leaves most of the work in float. If layers stay in float after a search, the outcome of
             # the search already reports the share.
             share = share_text(candidate.artifact.int8_share)
@@ -221,7 +221,7 @@ def _warn_of_inexact_fp32(findings: _Findings, packed: Sequence[Candidate]) -> N
             )
 
 
-def certain_specs(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
+def specs_to_prebuild(evaluation: Evaluation, targets: Iterable[TargetRequest]) -> list[BuildSpec]:
     """Return the specs that can be built before the accuracy gate decides, each spec once.
 
     The reference is an FP32 artifact for the first engine. `choose` may need a different reference, because it uses
@@ -277,7 +277,7 @@ def check_gate(choices: Sequence[Choice], source: SourceModel) -> None:
 def _loss_text(choice: Choice, nearest: Candidate) -> str:
     """Return the loss of an engine's best candidate, and all attempts in this engine."""
     tried = choice.tried_text(nearest.artifact.engine)
-    return nearest.result.loss() + (f" (tried: {tried})" if tried else "")
+    return nearest.result.loss_text() + (f" (tried: {tried})" if tried else "")
 
 
 def _measurer(findings: _Findings, measure: Measurer | None) -> Measurer | None:
@@ -302,7 +302,7 @@ class _EngineBuild:
     """Builds the candidates of one engine of a target, the simplest first.
 
     Each result is added to `findings`. `until_passed` tells whether to stop at the first candidate that passes and
-    `is_worth_it`; it is False if candidates are timed.
+    is not `is_barely_int8`; it is False if candidates are timed.
     """
 
     findings: _Findings
@@ -330,7 +330,7 @@ class _EngineBuild:
                 else:
                     self.findings.record_failure(self.engine, precision, error)
                 continue
-            if self.until_passed and any(candidate.passed and candidate.is_worth_it for candidate in tried):
+            if self.until_passed and any(candidate.passed and not candidate.is_barely_int8 for candidate in tried):
                 break
         if not tried:
             raise failures[-1]  # the last error, that of FP32 if it was tried, is the most useful one
@@ -356,7 +356,7 @@ class _EngineBuild:
 
     def _with_float_layers(self, plain: Candidate) -> Candidate | None:
         """Return the candidate with the fewest layers in float that passes; warn of the outcome."""
-        findings, share_min = self.findings, WORTH_SHARE_MIN if self.findings.target.is_auto else 0.0
+        findings, share_min = self.findings, INT8_SHARE_MIN if self.findings.target.is_auto else 0.0
         if self.budget.spent and not findings.builder.evaluation.source.quantized:
             findings.warn(
                 f"{findings.name}: {self.engine} INT8 does not pass, and earlier searches spent the budget, so there was no "
@@ -375,19 +375,19 @@ class _EngineBuild:
         if search is None:
             return None
         findings.searches.append((self.engine, search))
-        findings.warn(f"{findings.name}: {search.outcome()}")
+        findings.warn(f"{findings.name}: {search.outcome_text()}")
         if search.found is not None and search.found.is_int8_by_name_only:  # an FP32 artifact computes the same
             return None
         return search.found
 
 
-def in_preference(passed: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates in their order, except that those with almost no INT8 come last.
+def by_preference(passed: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates in their order, except that those that are barely INT8 come last.
 
     If another candidate passes, one that is INT8 only by name is left out: FP32 computes the same without a loss.
     """
     useful = [candidate for candidate in passed if not candidate.is_int8_by_name_only]
-    return sorted(useful or passed, key=lambda candidate: not candidate.is_worth_it)
+    return sorted(useful or passed, key=lambda candidate: candidate.is_barely_int8)
 
 
 def _first_spec(source: SourceModel, engine: str, target: TargetRequest) -> BuildSpec:
@@ -418,8 +418,8 @@ def _why_not_int8(candidate: Candidate, tried: Sequence[Candidate], timings: Tim
             continue
         kind, timing = f"{other.artifact.kind.upper()} ({other.how})", timings.get(other.id)
         if not other.passed:
-            reasons.append(f"{kind}: {other.result.loss()}")
-        elif not other.is_worth_it:
+            reasons.append(f"{kind}: {other.result.loss_text()}")
+        elif other.is_barely_int8:
             reasons.append(f"{kind} has only {share_text(other.artifact.int8_share)} of the work in INT8")
         elif own is not None and timing is not None and not timing.error:
             own_kind = candidate.artifact.kind.upper()

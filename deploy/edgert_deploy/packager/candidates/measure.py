@@ -19,7 +19,7 @@ from edgert.errors import ConfigInvalid, ErrorText
 from edgert_deploy.devices.bench import bench_folder, write_spec
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.devices.remote import DaemonCrashed, RemoteDaemon
+from edgert_deploy.devices.remote_daemon import DaemonCrashed, RemoteDaemon
 from edgert_deploy.devices.transports import open_transport
 from edgert_deploy.packager.candidates.candidate import Candidate
 from edgert_deploy.packager.candidates.evaluation import Evaluation

@@ -66,14 +66,14 @@ class Search:
     attempts: tuple[Attempt, ...]
     budget_spent: bool
 
-    def outcome(self) -> str:
+    def outcome_text(self) -> str:
         """Return the outcome in one line."""
         engine = self.plain.spec.engine
         layers, attempts = len(self.harms), len(self.attempts)
         if self.found is not None:
             names = self.found.artifact.float_layers
             more = "; the budget ended the search for fewer layers" if self.budget_spent else ""
-            if not self.found.is_worth_it:
+            if self.found.is_barely_int8:
                 share = share_text(self.found.artifact.int8_share)
                 if self.found.is_int8_by_name_only:
                     more += "; nothing is left in INT8, so this artifact is not packed"
@@ -83,7 +83,7 @@ class Search:
                     )
             return (
                 f"{engine} INT8 passes with {len(names)} of {counted(layers, 'layer')} in float, the most harmful first: "
-                f"{', '.join(names)} (with no layer in float: {self.plain.result.loss()}){more}"
+                f"{', '.join(names)} (with no layer in float: {self.plain.result.loss_text()}){more}"
             )
         if self.budget_spent:
             return (

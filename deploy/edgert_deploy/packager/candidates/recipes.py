@@ -50,9 +50,13 @@ def best_recipe(
             not_built.append(NotBuilt(spec.engine, recipe, error.message))
             continue
         result = built[-1].result
-        if result.passed and built[-1].is_worth_it and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop:
+        if (
+            result.passed
+            and not built[-1].is_barely_int8
+            and result.accuracy.drop <= GOOD_SHARE * result.limits.max_drop
+        ):
             break
-        builder.progress(f"{name}: {spec.engine} INT8 ({recipe}): {result.loss()}")
+        builder.progress(f"{name}: {spec.engine} INT8 ({recipe}): {result.loss_text()}")
     if not built:
         raise failures[0]
     best = min(built, key=_rank)
@@ -68,7 +72,7 @@ def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
     """
     passed = candidate.passed
     partly = passed and candidate.artifact.is_partly_float
-    return not (passed and candidate.is_worth_it), passed, partly, candidate.result.accuracy.drop
+    return not passed or candidate.is_barely_int8, passed, partly, candidate.result.accuracy.drop
 
 
 def recipes_for(source: SourceModel, engine: str, profile: DeviceProfile, pinned: str) -> tuple[str, ...]:

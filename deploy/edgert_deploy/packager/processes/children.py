@@ -1,7 +1,7 @@
 """The children of a build: the processes of vendors' engines and tools, whose native code may crash.
 
-One child stays for the next request, because a new child needs 1 to 2 s to import its tools. Requests are pickled.
-Answers are JSON and arrays. So a hostile model that controls a child cannot run code in the command.
+One child stays for the next request, because a new child needs 1 to 2 s to import its tools. Requests are pickled, but
+answers are JSON and arrays (sandbox.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from edgert.bundle.bundle_file import Bundle
 from edgert.bundle.delta import PATCH_BYTES_MAX
 from edgert.bundle.manifest import Manifest, TargetEntry
 from edgert_deploy.packager.receipt import read_receipt
-from edgert_deploy.rollout.delta import lacking, packed, predecessors
+from edgert_deploy.rollout.delta import lacking, predecessors, smallest_form
 
 # The fields that may name an entry in a list of objects.
 NAMED_BY = ("id", "profile", "path", "name")
@@ -90,7 +90,7 @@ def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new
             content = None
             if base is not None and 0 < base.size_bytes <= PATCH_BYTES_MAX and 0 < entry.size_bytes <= PATCH_BYTES_MAX:
                 content = (base.sha256, (old / base.path).read_bytes())
-            sent += packed(entry, new / entry.path, content, True, Path(folder) / "part")[0].size_bytes
+            sent += smallest_form(entry, new / entry.path, content, True, Path(folder) / "part")[0].size_bytes
     return Fetch(
         target=target.profile,
         files=len(lacks),

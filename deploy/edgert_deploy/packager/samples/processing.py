@@ -32,7 +32,7 @@ from edgert_deploy.packager.sources.onnx_graph.classical import PAIRS, scores_of
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 FILE_BYTES_MAX = 16 * 1024**2
-STATE_KEYS = ("state", "state_id")  # read by streams.py
+STATE_KEYS = ("state", "state_id")  # read by stateful_samples.py
 OutputRule = Classify | Detect | Ctc | Embed
 INPUT_TABLES: dict[str, type[Sound] | type[Series] | type[Text]] = {"sound": Sound, "series": Series, "text": Text}
 OUTPUT_TABLES = ("classify", "detect", "ctc", "embed")

@@ -37,7 +37,7 @@ from edgert_deploy.packager.samples.sample_files import (
 )
 from edgert_deploy.packager.samples.sample_function import read_function
 from edgert_deploy.packager.samples.signal_samples import features_of, read_signal_files, sample_specs
-from edgert_deploy.packager.samples.streams import with_state
+from edgert_deploy.packager.samples.stateful_samples import with_state
 from edgert_deploy.packager.samples.text_samples import SUFFIX, read_texts, tokens_of
 from edgert_deploy.packager.sources.source_model import SourceModel
 from edgert_deploy.packager.user_function import is_function
@@ -55,8 +55,8 @@ PER_SAMPLE: dict[str, tuple[str, Any, str]] = {
 }
 NAMES = (*PER_SAMPLE, BOXES)
 CLASSES_END = 2**31
-SIZES_APART = 10  # if the mean values of two sets differ by a larger factor, the sets were prepared differently
-BEYOND = 0.1  # values farther outside than this share of the calibration's range cause a warning
+SIZE_RATIO_MAX = 10  # if the mean values of two sets differ by a larger factor, the sets were prepared differently
+RANGE_MARGIN = 0.1  # values farther outside than this share of the calibration's range cause a warning
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_BYTES_MAX = 64 * 1024**2
 RUN_BYTES_MAX = 2 * 1024**2  # for the inputs that run at once; their activations are hundreds of times larger
@@ -267,31 +267,28 @@ def constant_inputs(samples: CalibrationSet) -> list[str]:
     return [name for name in alike if samples.inputs[name].dtype.kind == "f"]
 
 
-def inputs_apart(one: CalibrationSet, other: CalibrationSet) -> list[str]:
-    """Return the float inputs whose values differ in size between the sets.
-
-    For example, the values are 0 to 1 in one set and 0 to 255 in the other.
-    """
+def inputs_of_other_size(one: CalibrationSet, other: CalibrationSet) -> list[str]:
+    """Return the float inputs whose values differ in size, such as 0 to 1 and 0 to 255."""
     apart = []
     for name, array in one.inputs.items():
         if array.dtype.kind == "f":
             sizes = sorted(float(np.abs(each).mean(dtype=np.float64)) for each in (array, other.inputs[name]))
-            if 0.0 < sizes[0] * SIZES_APART < sizes[1]:
+            if 0.0 < sizes[0] * SIZE_RATIO_MAX < sizes[1]:
                 apart.append(name)
     return apart
 
 
-def inputs_beyond(calibration: CalibrationSet, holdout: CalibrationSet) -> list[str]:
+def inputs_out_of_range(calibration: CalibrationSet, holdout: CalibrationSet) -> list[str]:
     """Return the float inputs whose hold-out values are clearly outside the calibration's range."""
-    beyond = []
+    out = []
     for name, array in calibration.inputs.items():
         if array.dtype.kind == "f":
             low, high = float(array.min()), float(array.max())
-            room = BEYOND * (high - low)
+            margin = RANGE_MARGIN * (high - low)
             other = holdout.inputs[name]
-            if room and not low - room <= float(other.min()) <= float(other.max()) <= high + room:
-                beyond.append(name)
-    return beyond
+            if margin and not low - margin <= float(other.min()) <= float(other.max()) <= high + margin:
+                out.append(name)
+    return out
 
 
 def _preprocessors(source: SourceModel, rule: Preprocess | None) -> dict[str, Preprocessor]:

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 Run = Callable[[dict[str, Array]], list[Any]]
 
 
-def check_samples_apart(run: Run, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+def check_samples_are_independent(run: Run, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
     """Raise OneSampleOnly if the answer to a sample changes with the other sample of a batch of two.
 
     The samples are noise. Whole numbers are 1 or 0, so that they are valid tokens. A batch that `run` refuses proves

@@ -21,7 +21,7 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.processes.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.batch_check import check_samples_apart
+from edgert_deploy.packager.sources.batch_check import check_samples_are_independent
 from edgert_deploy.packager.sources.formats.external_data import embed, files_of
 from edgert_deploy.packager.sources.onnx_graph.axes import (
     drop_unread_inputs,
@@ -150,7 +150,7 @@ def _examined(
         for i, value in enumerate(session.get_outputs())
     ]
     if inputs[0].shape[0] == -1:
-        check_samples_apart(lambda feed: list(session.run(None, feed)), _at_largest(inputs, buckets), outputs)
+        check_samples_are_independent(lambda feed: list(session.run(None, feed)), _at_largest(inputs, buckets), outputs)
     if buckets is not None:
         outputs, cuts = cut_outputs(outputs, _shapes_by_length(session, inputs, buckets), buckets.axis)
         buckets = replace(buckets, outputs=cuts)

@@ -16,9 +16,9 @@ from edgert.errors import Overloaded, ShuttingDown
 from edgert.protocol import wire
 from edgert.protocol.hello import HelloFlags
 from edgert.telemetry.span_counter import SpanCounter
-from edgert.worker.connections.area_budget import AreaBudget
 from edgert.worker.connections.connections import Connections
 from edgert.worker.connections.sessions import ClientSession, Sessions
+from edgert.worker.connections.shared_memory import SharedMemoryBudget
 from edgert.worker.pipeline.pipeline import Pipeline
 from tests.support.clients import ITEM, read_frame, request
 from tests.support.devices import WAIT_S_MAX, wait_until
@@ -44,7 +44,7 @@ def connections(pipeline: Pipeline) -> Iterator[Connections]:
         FRAME_BYTES_MAX,
         2,
         reactor_limits=None,
-        areas=AreaBudget(0),
+        shared_memory=SharedMemoryBudget(0),
         sessions=None,  # type: ignore[arg-type]  # a session is an internal fault here
     )
     yield connections

@@ -18,7 +18,7 @@ from edgert.engines.fault import MAGIC
 from edgert.errors import EngineFailed, RequestError
 from edgert.protocol import wire
 from edgert.worker.connections.connections import MANY_MIN
-from edgert.worker.connections.reactor import ALONE_MAX
+from edgert.worker.connections.reactor import TURNS_IN_ROW_MAX
 from edgert.worker.connections.reactor_switch import REACTOR_FRAME_BYTES_MAX
 from tests.support.clients import HELLO, ITEM, greeted, raw, read_frame, request
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
@@ -71,7 +71,7 @@ def answered(clients: Sequence[Client], times: int = 1) -> bool:
 def test_many_connections_share_one_thread_and_share_runs_of_the_engine(device: Device, many: list[Client]) -> None:
     if serving(device)["batch_cap"] > 1:
         wait_until(
-            lambda: answered(many, ALONE_MAX - 50) or any(int(rows) > 2 for rows in serving(device)["runs"]),
+            lambda: answered(many, TURNS_IN_ROW_MAX - 50) or any(int(rows) > 2 for rows in serving(device)["runs"]),
             "their requests share runs",
         )
     wait_until(lambda: answered(many) or serving(device)["reactor_connections"] == len(many), "they share a thread")
@@ -84,7 +84,7 @@ def test_many_connections_share_one_thread_and_share_runs_of_the_engine(device: 
 
 
 def test_a_client_that_asks_alone_gets_a_thread_until_others_ask_again(device: Device, many: list[Client]) -> None:
-    answered(many[:1], ALONE_MAX + 2)
+    answered(many[:1], TURNS_IN_ROW_MAX + 2)
     wait_until(lambda: serving(device)["reactor_connections"] == len(many) - 1, "it asks alone")
     answered(many[:1], 10)
     assert serving(device)["reactor_connections"] == len(many) - 1
@@ -111,7 +111,7 @@ def test_an_answer_tells_whether_other_clients_ask_as_well(device: Device, many:
 
         assert not told()
         wait_until(lambda: answered(many) or told(), "it is served with the others")
-        for _ in range(ALONE_MAX + 2):
+        for _ in range(TURNS_IN_ROW_MAX + 2):
             told()
         wait_until(lambda: not told(), "it asks alone")
 

@@ -249,11 +249,11 @@ def test_a_measurement_on_a_busy_device_is_repeated_and_the_quietest_counts() ->
 
     quiet, busy, busier = measured(0.1), measured(2.0), measured(3.0)
     assert [one.doubtful for one in (quiet, busy, busier)] == [False, True, True]
-    assert busier.better(quiet).others == quiet.others
-    assert not busier.better(quiet).doubtful
-    again = busier.better(busy)
+    assert busier.less_disturbed(quiet).others == quiet.others
+    assert not busier.less_disturbed(quiet).doubtful
+    again = busier.less_disturbed(busy)
     assert (again.others, again.measured, again.doubtful) == (busy.others, 2, True)
-    assert not again.better(busier).doubtful, "enough is enough"
+    assert not again.less_disturbed(busier).doubtful, "enough is enough"
 
 
 @pytest.mark.parametrize(

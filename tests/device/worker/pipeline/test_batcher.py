@@ -16,7 +16,7 @@ from edgert.engines import Session
 from edgert.errors import DeadlineExceeded, EngineFailed, Overloaded
 from edgert.tensors import TensorSpec
 from edgert.worker.pipeline.batcher import BYPASS_MAX, LINGER_STEP_S, RELEASE_AFTER_S, Batcher, EngineAnswer
-from edgert.worker.pipeline.tuning import WINDOW, LatencyTuner
+from edgert.worker.pipeline.tuning import DECISION_ANSWERS, LatencyTuner
 from tests.support.devices import WAIT_S_MAX, wait_until
 
 
@@ -423,7 +423,7 @@ def test_the_cap_shrinks_until_the_target_holds_and_grows_back_slowly() -> None:
 
     def load(run_ms_of: Callable[[int], float], windows: int) -> list[int]:
         caps = []
-        for _ in range(windows * WINDOW * 2):
+        for _ in range(windows * DECISION_ANSWERS * 2):
             tuner.add([round(run_ms_of(tuner.cap) * 1e6)])
             caps.append(tuner.cap)
         return caps
@@ -449,7 +449,7 @@ def test_a_batcher_with_a_target_measures_its_own_answers() -> None:
     session = GatedSession(open_gate=True)
     batcher = Batcher(session, cap=8, p95_ms=10_000.0)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda v: batcher.infer([item(v)], 1), range(2 * WINDOW)))
+        list(pool.map(lambda v: batcher.infer([item(v)], 1), range(2 * DECISION_ANSWERS)))
     told = batcher.status().tuner
     assert told is not None
     assert told.state == "holds"

@@ -42,7 +42,7 @@ def trusted(cache: NearCache, frame: NDArray[Any], answer: list[NDArray[Any]] = 
     for _ in range(FIRST_COMPARED):
         near = cache.look_up(frame)
         assert near.sampled
-        cache.compared(near, answer)
+        cache.count_agreement(near, answer)
 
 
 def test_a_frame_that_resembles_an_earlier_frame_gets_its_answer() -> None:
@@ -93,7 +93,7 @@ def test_a_fixed_share_of_near_hits_is_computed_and_compared() -> None:
         near = cache.look_up(frame)
         if near.sampled:
             sampled += 1
-            cache.compared(near, ANSWER)
+            cache.count_agreement(near, ANSWER)
     assert sampled == 10
     assert cache.status().agreement == 1.0
 
@@ -105,7 +105,7 @@ def test_the_near_cache_turns_itself_off_if_the_engine_disagrees_and_starts_agai
     while cache.on:
         near = cache.look_up(frame)
         assert near.sampled, "before it is trusted nobody gets a wrong answer"
-        cache.compared(near, OTHER)
+        cache.count_agreement(near, OTHER)
     assert (cache.status().agreement or 0.0) < AGREEMENT_MIN
     assert "on again" in cache.status().why
     now[0] += OFF_S + 1
@@ -118,7 +118,7 @@ def test_one_disagreement_does_not_turn_the_near_cache_off() -> None:
     frame = a_frame()
     trusted(cache, frame)
     near = cache.look_up(frame)
-    cache.compared(near, OTHER)
+    cache.count_agreement(near, OTHER)
     assert cache.on
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgert.errors import BundleError, EngineFailed, Unavailable
 from edgert.worker.shadow.agreement import Agreement
-from edgert.worker.shadow.shadow import ALARM_MIN, RESTART_S, WINDOW, ReferenceProcess, Shadow
+from edgert.worker.shadow.shadow import ALARM_MIN, RECENT_MAX, RESTART_S, ReferenceProcess, Shadow
 from edgert.worker_link.load_message import LoadMessage
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
@@ -108,7 +108,7 @@ def test_the_alarm_is_raised_once_and_is_cleared_half_way_back_to_agreement() ->
     assert said == [], "too few to say"
     compared(BAD, 1)
     assert said == ["shadow_alarm"]
-    compared(GOOD, WINDOW - 4)
+    compared(GOOD, RECENT_MAX - 4)
     assert shadow.figures()["shadow_agreement"] == pytest.approx(0.92)
     assert said == ["shadow_alarm"], "no longer below, and not yet over"
     compared(GOOD, 2)
@@ -121,13 +121,13 @@ def test_the_alarm_is_raised_once_and_is_cleared_half_way_back_to_agreement() ->
 
 def test_drift_distinguishes_a_model_that_gets_worse_from_one_that_was_always_bad() -> None:
     always, reference, _, _ = a_shadow()
-    for i in range(4 * WINDOW):
+    for i in range(4 * RECENT_MAX):
         reference.answer = GOOD if i % 2 else BAD
         always.step([ITEM], [ITEM])
     assert always.figures()["shadow_drift"] == pytest.approx(0.0)
     worse, reference, _, _ = a_shadow()
-    for i in range(4 * WINDOW):
-        reference.answer = GOOD if i < 3 * WINDOW else BAD
+    for i in range(4 * RECENT_MAX):
+        reference.answer = GOOD if i < 3 * RECENT_MAX else BAD
         worse.step([ITEM], [ITEM])
     assert worse.figures()["shadow_drift"] == pytest.approx(0.75)
 

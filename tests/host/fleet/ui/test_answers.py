@@ -20,7 +20,7 @@ from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.history import History
-from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.live_views import LiveViews
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.deployment import Outcome, Result
@@ -65,13 +65,13 @@ def port(tmp_path: Path) -> Iterator[int]:
     devices = ("pi-1", "pi-2")
     store.write(replace(ROLLOUT, id="digits-1", model="digits", release=7, devices=devices, outcomes=outcomes))
     query = FleetQuery(url)
-    hub = Hub(fleet_state, Rollouts(store), lambda: NOW, lambda: NOW_MS)
-    hub.tick()
-    answers = Answers(hub, History(query, lambda: NOW_MS, targets={"digits": 2.5}))
+    live_views = LiveViews(fleet_state, Rollouts(store), lambda: NOW, lambda: NOW_MS)
+    live_views.tick()
+    answers = Answers(live_views, History(query, lambda: NOW_MS, targets={"digits": 2.5}))
     server = PageServer(answers, Access(frozenset()), "127.0.0.1", 0)
     yield server.port
     server.close()
-    hub.close()
+    live_views.close()
     query.close()
 
 

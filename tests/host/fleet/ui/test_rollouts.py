@@ -16,7 +16,7 @@ from tests.support.rollouts import ROLLOUT
 def test_rollouts_are_read_from_disk_and_a_rollout_without_a_process_is_cut_off(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     rollouts = Rollouts(RolloutStore(folder))
-    rollouts.look({"pi-0"})
+    rollouts.read({"pi-0"})
     assert (rollouts.shown, rollouts.revision, folder.exists()) == ([], 0, False)
     names = tuple(f"pi-{number}" for number in range(10))
     failed = Outcome("pi-1", Result.FAILED, error=ErrorText("transport.unreachable", "no answer"))
@@ -26,7 +26,7 @@ def test_rollouts_are_read_from_disk_and_a_rollout_without_a_process_is_cut_off(
     store = RolloutStore(folder)
     store.write(rollout)
     with store.at_work("digits-1"):
-        rollouts.look({"pi-0"})
+        rollouts.read({"pi-0"})
         (shown,) = rollouts.shown
         assert (shown["state"], shown["took"], shown["failed_count"], shown["version"]) == ("running", 1, 1, "r7")
         assert shown["waves"] == [
@@ -34,7 +34,7 @@ def test_rollouts_are_read_from_disk_and_a_rollout_without_a_process_is_cut_off(
             {"devices": 4, "took": 0, "failed": 1, "left": 3},
             {"devices": 5, "took": 0, "failed": 0, "left": 5},
         ]
-    rollouts.look({"pi-0"})
+    rollouts.read({"pi-0"})
     assert (rollouts.shown[0]["state"], rollouts.revision) == ("cut off", 2)
 
 
@@ -45,7 +45,7 @@ def test_rollouts_of_another_brokers_fleet_do_not_appear(tmp_path: Path) -> None
     rollouts = Rollouts(store)
 
     def shown(*devices: str) -> list[str]:
-        rollouts.look(set(devices))
+        rollouts.read(set(devices))
         return [rollout["id"] for rollout in rollouts.shown]
 
     assert shown() == [], "no device reports to this broker"

@@ -23,7 +23,7 @@ from edgert_deploy.fleet.ui import server as page_server
 from edgert_deploy.fleet.ui.access import Access
 from edgert_deploy.fleet.ui.answers import Answers
 from edgert_deploy.fleet.ui.history import History
-from edgert_deploy.fleet.ui.hub import Hub
+from edgert_deploy.fleet.ui.live_views import LiveViews
 from edgert_deploy.fleet.ui.rollouts import Rollouts
 from edgert_deploy.fleet.ui.server import PageServer
 from edgert_deploy.rollout.rollout_store import RolloutStore
@@ -41,9 +41,9 @@ def answers(tmp_path: Path) -> Iterator[Answers]:
     record(url, pi.info() + pi.window(NOW_MS - 1, [1.0]))
     tell(fleet_state, pi.info() + pi.window(NOW_MS, [1.0]))
     query = FleetQuery(url)
-    hub = Hub(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: NOW, lambda: NOW_MS)
-    yield Answers(hub, History(query, lambda: NOW_MS))
-    hub.close()
+    live_views = LiveViews(fleet_state, Rollouts(RolloutStore(tmp_path / "none")), lambda: NOW, lambda: NOW_MS)
+    yield Answers(live_views, History(query, lambda: NOW_MS))
+    live_views.close()
     query.close()
 
 

@@ -154,7 +154,7 @@ def test_a_loss_in_a_class_or_slice_that_the_mean_hides_can_fail_the_gate() -> N
     assert (worst_slice.name, worst_slice.samples, round(worst_slice.drop, 4)) == ("night", 20, 0.6)
     strict = result_of(reference, [answers], Limits(0.1, max_class_drop=0.2))
     assert not strict.passed
-    assert "slice 'night' lost 0.6000" in strict.loss()
+    assert "slice 'night' lost 0.6000" in strict.loss_text()
 
 
 def test_the_loss_names_the_output_that_lost_the_most() -> None:
@@ -164,7 +164,7 @@ def test_the_loss_names_the_output_that_lost_the_most() -> None:
         OtherMetric("values of b", 1.0, 0.9, of_output=True),
     )
     result = GateResult(Accuracy("boxes+values", 20, 1.0, 0.4, 0.01), Limits(), other_metrics=others)
-    assert result.loss() == "boxes+values fell by 0.6000 (1.0000 -> 0.4000 on 20 samples; boxes of a fell most)"
+    assert result.loss_text() == "boxes+values fell by 0.6000 (1.0000 -> 0.4000 on 20 samples; boxes of a fell most)"
 
 
 def test_a_class_of_a_few_samples_is_shown_but_fails_no_build() -> None:
@@ -188,4 +188,4 @@ def test_a_bucket_that_lost_too_much_fails_the_gate_whatever_the_mean() -> None:
     assert [(g.name, g.samples) for g in result.groups if g.kind == "bucket"] == [("8", 110), ("16", 10)]
     assert [g.name for g in result.failed_groups] == ["16"]
     assert not result.passed
-    assert "bucket '16' lost" in result.loss()
+    assert "bucket '16' lost" in result.loss_text()

@@ -120,9 +120,9 @@ def test_outputs_beside_the_labelled_one_are_judged_like_those_of_a_model_withou
     broken = result_of(reference, [scores, size[::-1], labels])
     assert broken.accuracy.passed
     assert not broken.passed
-    assert broken.loss().startswith("values of size fell by ")
-    assert "--metric top1" in broken.loss()
-    assert broken.loss().endswith("passes. To judge only the outputs that this metric reads, give --metric top1")
+    assert broken.loss_text().startswith("values of size fell by ")
+    assert "--metric top1" in broken.loss_text()
+    assert broken.loss_text().endswith("passes. To judge only the outputs that this metric reads, give --metric top1")
     assert worst(broken, "output").samples == 60
     assert result_of(
         reference, [scores, size[::-1], labels], metric="top1"

@@ -66,8 +66,8 @@ def test_other_outputs_are_judged_in_addition_to_the_texts() -> None:
     assert result_of(reference, [steps, place]).passed
     broken = result_of(reference, [steps, place[::-1]])
     assert not broken.passed
-    assert "values of place fell by" in broken.loss()
-    assert "give --metric cer" in broken.loss()
+    assert "values of place fell by" in broken.loss_text()
+    assert "give --metric cer" in broken.loss_text()
     assert result_of(reference, [steps, place[::-1]], metric="cer").passed
 
 

@@ -21,7 +21,7 @@ from edgert_deploy.devices.profiles import DeviceProfile
 from edgert_deploy.packager.accuracy import accuracy_gate
 from edgert_deploy.packager.builders import BuildSpec
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
-from edgert_deploy.packager.candidates.choice import choose, in_preference
+from edgert_deploy.packager.candidates.choice import by_preference, choose
 from edgert_deploy.packager.candidates.evaluation import Evaluation, evaluate_source
 from edgert_deploy.packager.candidates.measure import Measurer, Timings
 from edgert_deploy.packager.candidates.mixed_precision import Budget
@@ -138,11 +138,11 @@ def test_an_int8_artifact_with_little_work_in_int8_is_ranked_behind_fp16(
     plain = candidates_of(pack(build_request, signing_key, tmp_path / "x.edgert"))[0]
     hardly = replace(plain, artifact=replace(plain.artifact, int8_share=0.09))
     half = replace(plain, artifact=replace(plain.artifact, precision="fp16", int8_share=0.0))
-    assert in_preference([plain, half]) == [plain, half]
-    assert in_preference([hardly, half]) == [half, hardly]
+    assert by_preference([plain, half]) == [plain, half]
+    assert by_preference([hardly, half]) == [half, hardly]
     nothing = replace(plain, artifact=replace(plain.artifact, int8_share=0.0))
-    assert in_preference([nothing, half]) == [half], "auto would otherwise pack it if it were timed as the fastest"
-    assert in_preference([nothing]) == [nothing]
+    assert by_preference([nothing, half]) == [half], "auto would otherwise pack it if it were timed as the fastest"
+    assert by_preference([nothing]) == [nothing]
 
 
 class WithoutMemory(CandidateBuilder):

@@ -178,7 +178,7 @@ def test_a_search_ends_when_too_little_of_the_work_is_left_in_int8(build_request
 def test_what_a_search_finds_is_not_packed_if_nothing_in_it_is_int8(
     build_request: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgert_deploy.packager.candidates.candidate.ANY_SHARE_MIN", 1.1)
+    monkeypatch.setattr("edgert_deploy.packager.candidates.candidate.SHOWN_SHARE_MIN", 1.1)
     builder = a_builder(build_request, tmp_path / "work", [])
     (target,) = target_requests(replace(build_request, engines="first"))
     choice = choose(builder, target, Budget(12))

@@ -22,8 +22,8 @@ from edgert_deploy.packager.samples.samples import (
     NAMES,
     CalibrationSet,
     constant_inputs,
-    inputs_apart,
-    inputs_beyond,
+    inputs_of_other_size,
+    inputs_out_of_range,
     load_samples,
 )
 from edgert_deploy.packager.sources.source_model import SourceModel
@@ -326,7 +326,7 @@ def test_sets_of_samples_with_values_of_different_magnitude_are_reported() -> No
         sets = [
             CalibrationSet({"x": values * np.float32(f), "n": number * n}, None) for f, n in ((1.0, 1), (factor, 99))
         ]
-        assert inputs_apart(*sets) == found
+        assert inputs_of_other_size(*sets) == found
 
 
 @pytest.mark.parametrize(
@@ -338,4 +338,4 @@ def test_a_holdout_beyond_the_calibrations_range_is_reported(low: float, high: f
         CalibrationSet({"x": np.linspace(*ends, 48, dtype=np.float32).reshape(12, 4), "n": np.arange(12) * n}, None)
         for ends, n in (((-1.0, 5.0), 1), ((low, high), 9))
     )
-    assert inputs_beyond(calibration, holdout) == found
+    assert inputs_out_of_range(calibration, holdout) == found

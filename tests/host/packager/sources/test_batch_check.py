@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.sources.batch_check import Run, check_samples_apart
+from edgert_deploy.packager.sources.batch_check import Run, check_samples_are_independent
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly
 
 Array = NDArray[Any]
@@ -37,7 +37,7 @@ def refuses(x: Array) -> Array:
 )
 def test_an_answer_that_changes_with_another_sample_is_found(spec: TensorSpec, compute: Any) -> None:
     with pytest.raises(OneSampleOnly, match="'y' of a sample depends on the other samples of its batch; "):
-        check_samples_apart(lambda feed: [compute(feed["x"])], [spec], [OUTPUT])
+        check_samples_are_independent(lambda feed: [compute(feed["x"])], [spec], [OUTPUT])
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_an_answer_that_changes_with_another_sample_is_found(spec: TensorSpec, c
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_samples_that_are_computed_alone_and_a_refused_batch_prove_nothing(spec: TensorSpec, compute: Any) -> None:
     run: Run = lambda feed: [compute(feed["x"])]  # noqa: E731
-    check_samples_apart(run, [spec], [OUTPUT])
+    check_samples_are_independent(run, [spec], [OUTPUT])

@@ -9,7 +9,7 @@ import pytest
 
 from edgert.config import ServingConfig
 from edgert.protocol.sharing import SharedArea
-from edgert.worker.connections.area_budget import AREAS_BYTES_MAX, UNREAD_S, AreaBudget, areas_bytes_max
+from edgert.worker.connections.shared_memory import SHARED_BYTES_MAX, UNREAD_S, SharedMemoryBudget, shared_bytes_max
 
 HALF = 64 * 1024
 AREA = SharedArea.bytes_for(HALF)
@@ -20,11 +20,11 @@ class Areas:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.budget = AreaBudget(8 * AREA, lambda: self.now_s)
+        self.budget = SharedMemoryBudget(8 * AREA, lambda: self.now_s)
         self.descriptors: list[int] = []
 
     def make(self, uid: int) -> SharedArea | None:
-        made = self.budget.make(uid, HALF)
+        made = self.budget.create_area(uid, HALF)
         if made is None:
             return None
         self.descriptors.append(made[1])
@@ -55,7 +55,7 @@ def test_the_end_of_a_connection_frees_pages_that_its_client_keeps(areas: Areas)
     assert area is not None
     area.request[:] = area.response[:] = b"x" * HALF
     assert areas.used_bytes() == AREA
-    areas.budget.end(area, unread=False)
+    areas.budget.release(area, unread=False)
     assert (areas.used_bytes(), areas.budget.reserved_bytes) == (0, 0)
 
 
@@ -63,7 +63,7 @@ def test_an_answer_that_may_be_unread_stays_for_a_while(areas: Areas) -> None:
     area = areas.make(1)
     assert area is not None
     area.response[:] = b"x" * HALF
-    areas.budget.end(area, unread=True)
+    areas.budget.release(area, unread=True)
     areas.now_s = UNREAD_S - 1
     assert areas.budget.reserved_bytes == AREA
     assert bytes(area.response[:1]) == b"x"
@@ -72,5 +72,5 @@ def test_an_answer_that_may_be_unread_stays_for_a_while(areas: Areas) -> None:
 
 
 def test_the_budget_follows_the_limit_of_the_worker() -> None:
-    assert areas_bytes_max(ServingConfig()) <= AREAS_BYTES_MAX
-    assert areas_bytes_max(ServingConfig(worker_mb_max=40.0)) == 10_000_000
+    assert shared_bytes_max(ServingConfig()) <= SHARED_BYTES_MAX
+    assert shared_bytes_max(ServingConfig(worker_mb_max=40.0)) == 10_000_000

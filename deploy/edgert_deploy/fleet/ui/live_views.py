@@ -44,13 +44,13 @@ class View:
     last_refusal: str
     trouble: str
 
-    def whole(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         sites = [
             {"site": site, "devices": names, "states": states} for site, (names, states) in sorted(self.sites.items())
         ]
         return {**self._counts(), "words": self.words, "sites": sites}
 
-    def since(self, before: View) -> dict[str, Any] | None:
+    def changes_since(self, before: View) -> dict[str, Any] | None:
         """Return the changes; None if devices were added or removed: then the page needs the whole fleet."""
         if {site: names for site, (names, _) in self.sites.items()} != {
             site: names for site, (names, _) in before.sites.items()
@@ -65,7 +65,7 @@ class View:
         ]
         return {**self._counts(), **({"words": self.words} if self.words != before.words else {}), "changed": changed}
 
-    def is_news(self, before: View) -> bool:
+    def differs_from(self, before: View) -> bool:
         return replace(self, at_ms=0) != replace(before, at_ms=0)
 
     def _counts(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class View:
         }
 
 
-class Hub:
+class LiveViews:
     """Gives views to any number of streams. Any thread may call any method, but only one may call `tick`."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Hub:
 
     def tick(self) -> None:
         """Read the rollouts and wake the streams."""
-        self.rollouts.look(self.fleet.device_names())
+        self.rollouts.read(self.fleet.device_names())
         with self._ticked:
             self._number += 1
             # The recorder has written the reports of the tick before by now, so pages may query the store for them.

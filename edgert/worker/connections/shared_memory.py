@@ -17,21 +17,21 @@ from collections.abc import Callable
 from edgert.config import ServingConfig
 from edgert.protocol.sharing import SharedArea
 
-AREAS_BYTES_MAX = 256 * 1024**2
+SHARED_BYTES_MAX = 256 * 1024**2
 MACHINE_SHARE = 1 / 8  # the budget as a share of the machine's memory
 LIMIT_SHARE = 1 / 4  # the budget as a share of `worker_mb_max`, if it is set
 USER_SHARE = 1 / 2  # one user's share of the budget
 UNREAD_S = 10.0
 
 
-def areas_bytes_max(serving: ServingConfig) -> int:
+def shared_bytes_max(serving: ServingConfig) -> int:
     """Return the budget of a worker."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit_bytes = serving.worker_mb_max * 1e6 * LIMIT_SHARE if serving.worker_mb_max else AREAS_BYTES_MAX
-    return int(min(AREAS_BYTES_MAX, machine_bytes * MACHINE_SHARE, limit_bytes))
+    limit_bytes = serving.worker_mb_max * 1e6 * LIMIT_SHARE if serving.worker_mb_max else SHARED_BYTES_MAX
+    return int(min(SHARED_BYTES_MAX, machine_bytes * MACHINE_SHARE, limit_bytes))
 
 
-class AreaBudget:
+class SharedMemoryBudget:
     """Creates the areas of a worker. All areas together have at most `size_bytes_max`."""
 
     def __init__(self, size_bytes_max: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class AreaBudget:
             self._free_unread()
             return sum(self._by_user.values())
 
-    def make(self, uid: int, half_bytes: int) -> tuple[SharedArea, int] | None:
+    def create_area(self, uid: int, half_bytes: int) -> tuple[SharedArea, int] | None:
         """Return an area for user `uid`, and its descriptor; None if budget or kernel refuse the area."""
         with self._lock:
             self._free_unread()
@@ -63,7 +63,7 @@ class AreaBudget:
                 self._by_user[uid] += size_bytes
             return area
 
-    def end(self, area: SharedArea, *, unread: bool) -> None:
+    def release(self, area: SharedArea, *, unread: bool) -> None:
         """Free an area; if it is `unread`, only after `UNREAD_S`: its client may still copy an answer."""
         with self._lock:
             if unread:

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from edgert.errors import ProtocolError
-from edgert_deploy.fleet.contract import check
+from edgert_deploy.fleet.message_schemas import check
 
 KINDS = ("info", "sys", "deploy", "event", "metrics", "hist")
 VALUES: tuple[Any, ...] = (0, 1, -1, 0.5, 1.0, 2, 1e300, 2**53, 2**63, "", "a", "r7", "-a", "a b", "é", "x" * 65, "x" * 501, True, False, None)  # fmt: skip

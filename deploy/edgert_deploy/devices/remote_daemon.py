@@ -82,7 +82,7 @@ class RemoteDaemon:
         reported = value.get("error") if value is not None else None
         if not isinstance(reported, dict) or "code" not in reported:
             signalled = result.exit_code < 0 or result.exit_code > SIGNALLED
-            return (DaemonCrashed if signalled else DeviceError)(f"{name}: {result.complaint()}")
+            return (DaemonCrashed if signalled else DeviceError)(f"{name}: {result.failure_text()}")
         message = str(reported.get("message", ""))
         if reported["code"] == NotBootstrapped.code:
             return NotBootstrapped(advice)

@@ -18,7 +18,7 @@ from edgert.bundle.state import State
 from edgert.engines.null import NullSession
 from edgert.errors import CalibrationInvalid, ConfigInvalid
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.samples.streams import read_state, run_in_turn, with_state
+from edgert_deploy.packager.samples.stateful_samples import read_state, run_in_turn, with_state
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 

@@ -12,7 +12,7 @@ import pytest
 from edgert.checks.status import DeviceStatus
 from edgert.errors import DaemonUnreachable, DeviceError, EdgeRTError, NotBootstrapped, ReleaseTooOld, by_code
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.remote import RemoteDaemon, answer_of, edgertd
+from edgert_deploy.devices.remote_daemon import RemoteDaemon, answer_of, edgertd
 from edgert_deploy.devices.transports import LineSink, Result, Transport
 
 BOARD = Device("board", "ssh", "pi@board", "p", "/state", "/home")
