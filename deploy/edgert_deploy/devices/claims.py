@@ -8,8 +8,9 @@ same time, at least one of them stops.
 
 This host records the token of each claim, under a lock that ends with the process. So a second command on this host is
 refused without contact to the device. If a process dies or loses the link, its claim stays on the device. The next
-command on this host replaces that claim: it sends the recorded tokens. Other hosts must wait until the claim expires.
-A token is recorded before the device has it, because the process may die, or the link may break, before the answer.
+command on this host sends the recorded tokens. So it replaces a claim of its own kind, and a set-up releases the claims
+of models. Other hosts must wait until the claim expires. A token is recorded before the device has it, because the
+process may die, or the link may break, before the answer.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ report would block all other reports of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgert.errors import ProtocolError
+from edgert.errors import ConfigInvalid, ProtocolError
 from edgert.names import ID, ID_CHARS_MAX
 from edgert.telemetry import messages
 from edgert.telemetry.messages import HistMessage, MetricsMessage, Scalar, Topic
@@ -98,6 +98,20 @@ def increase(
         began_now = report.number("uptime_s") <= report.window_s + 1
         return tuple(counters) if began_now else (0,) * len(counters)
     return tuple(counters) if fell else tuple(value - was for value, was in zip(counters, before, strict=True))
+
+
+def dimensions_of(by: str) -> tuple[str, ...]:
+    """Return the dimensions that a text such as `model,version` names. Raises ConfigInvalid."""
+    names = tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip()))
+    check_dimensions(names)
+    return names
+
+
+def check_dimensions(names: Iterable[str]) -> None:
+    """Raise ConfigInvalid for a name that is not a dimension."""
+    for name in names:
+        if name not in DIMENSIONS:
+            raise ConfigInvalid(f"unknown dimension {name!r}; known: {', '.join(DIMENSIONS)}")
 
 
 def storable(text: str) -> str:

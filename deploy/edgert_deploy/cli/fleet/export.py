@@ -23,7 +23,7 @@ from edgert_deploy.fleet.export.post import PushFailed, http_address
 from edgert_deploy.fleet.export.prometheus import Exposition
 from edgert_deploy.fleet.export.remote_write import WAITING_MAX, RemoteWriter
 from edgert_deploy.fleet.export.scrape import scrape_server
-from edgert_deploy.fleet.reports import DIMENSIONS
+from edgert_deploy.fleet.reports import dimensions_of
 from edgert_deploy.fleet.subscriber import FleetSubscriber
 
 PORT = 9464
@@ -88,12 +88,11 @@ def export(
     The p99 of each model and version, in Prometheus:
       histogram_quantile(0.99, sum by (model, version) (rate(edgert_latency_milliseconds[5m])))
     """
-    words = words_of(by)
     otlp_to = otlp.endpoint(otlp_url) if otlp_url else None
     headers = otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
     client_id, session_s = named_session("export", session_name)
     name = session_name or f"b{secrets.token_hex(6)}"
-    exporter = Exporter(name, words, wall_clock=time.time)
+    exporter = Exporter(name, dimensions_of(by), wall_clock=time.time)
     listeners, pushes = [exporter], list[_Pushes]()
     if otlp_to:
         consequence = "the next push contains everything"
@@ -157,14 +156,6 @@ class _Pushes:
             _print_status(f"{self._failure}; {self._consequence}")
         elif before and not self._failure:
             _print_status("the endpoint accepts metrics again")
-
-
-def words_of(by: str) -> tuple[str, ...]:
-    """Return the dimensions that --by names. Raises ConfigInvalid."""
-    words = tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip()))
-    if unknown := [word for word in words if word not in DIMENSIONS]:
-        raise ConfigInvalid(f"--by {unknown[0]!r} is not a dimension of reports; known: {', '.join(DIMENSIONS)}")
-    return words
 
 
 def otlp_headers(text: str) -> dict[str, str]:

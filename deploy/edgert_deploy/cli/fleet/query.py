@@ -17,13 +17,12 @@ from edgert.telemetry.messages import wall_ms
 from edgert_deploy.cli.shared.options import store_option
 from edgert_deploy.cli.shared.output import columns
 from edgert_deploy.cli.shared.types import ModelName, ProfileName
-from edgert_deploy.fleet.reports import DIMENSIONS
+from edgert_deploy.fleet.reports import DIMENSIONS, dimensions_of
 from edgert_deploy.fleet.store.query import FleetQuery, Question
 from edgert_deploy.fleet.store.results import (
     PERCENTILES_DEFAULT,
     QueryRequest,
     csv_text,
-    dimensions_of,
     shares_of,
     time_text,
 )

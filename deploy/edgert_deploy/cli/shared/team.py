@@ -15,19 +15,18 @@ def open_rollouts(*, changes: bool = False) -> RolloutStore:
     a note and continue with this host's copy.
     """
     project = find_project()
-    store = RolloutStore(project.rollouts, None, _note)
-    try:
-        if project.store:
-            from edgert_deploy.fleet.store.rollouts import StoredRollouts
+    if project.store:
+        from edgert_deploy.fleet.store.rollouts import StoredRollouts
 
+        try:
             store = RolloutStore(project.rollouts, StoredRollouts(project.store), _note)
             store.sync()
-    except EdgeRTError as error:
-        if changes:
-            raise
-        _note(f"{error.message}. The output shows only this host's copy")
-        store = store.without_team()
-    return store
+            return store
+        except EdgeRTError as error:
+            if changes:
+                raise
+            _note(f"{error.message}. The output shows only this host's copy")
+    return RolloutStore(project.rollouts, None, _note)
 
 
 def _note(line: str) -> None:

@@ -27,7 +27,7 @@ from edgert_deploy.fleet.packed_histograms import (
     StageCounts,
     cells_of,
 )
-from edgert_deploy.fleet.reports import DIMENSIONS, PROFILE_UNKNOWN
+from edgert_deploy.fleet.reports import DIMENSIONS, PROFILE_UNKNOWN, check_dimensions
 from edgert_deploy.fleet.store import database, gaps, schema
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.schema import COUNTERS
@@ -63,9 +63,7 @@ class Question:
     stages: bool = False
 
     def __post_init__(self) -> None:
-        for name in (*self.by, *self.where):
-            if name not in DIMENSIONS:
-                raise ConfigInvalid(f"unknown dimension {name!r}; known: {', '.join(DIMENSIONS)}")
+        check_dimensions((*self.by, *self.where))
         if self.until_ms <= self.since_ms:
             raise ConfigInvalid("the period ends before it starts: give an earlier start or a later end")
         if self.step_min and (self.until_ms - self.since_ms) / MINUTE_MS / self.step_min > STEPS_MAX:

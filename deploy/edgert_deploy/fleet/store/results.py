@@ -81,11 +81,6 @@ def shares_of(percentiles: str) -> list[tuple[str, Fraction]]:
 DEFAULT_SHARES = shares_of(PERCENTILES_DEFAULT)
 
 
-def dimensions_of(by: str) -> tuple[str, ...]:
-    """Return the dimensions that a text such as `model,version` names, without repetitions."""
-    return tuple(dict.fromkeys(word.strip() for word in by.split(",") if word.strip()))
-
-
 def answer_row(answer: Answer, shares: Shares, *, stepped: bool = False) -> dict[str, Any]:
     """Return one group as a flat row. If `stepped`, the row begins with the time of its step."""
     latency = answer.latency

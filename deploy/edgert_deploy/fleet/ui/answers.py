@@ -10,8 +10,9 @@ from edgert.durations import duration_s
 from edgert.errors import ConfigInvalid
 from edgert.names import ID, ID_CHARS_MAX
 from edgert_deploy.fleet.live_fleet import DeviceState
+from edgert_deploy.fleet.reports import dimensions_of
 from edgert_deploy.fleet.store.query import Question
-from edgert_deploy.fleet.store.results import PERCENTILES_DEFAULT, QueryRequest, dimensions_of, shares_of, time_text
+from edgert_deploy.fleet.store.results import PERCENTILES_DEFAULT, QueryRequest, shares_of, time_text
 from edgert_deploy.fleet.ui.fleet_state import ATTENTION, STATES, DeviceView, Filter
 from edgert_deploy.fleet.ui.history import EVENTS_EXPORTED_MAX, EVENTS_MAX, History
 from edgert_deploy.fleet.ui.live_views import LiveViews
