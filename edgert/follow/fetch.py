@@ -55,7 +55,7 @@ class ReleaseFetcher:
         _check_fits(manifest, slots, now_s)
         files = manifest.files_for(manifest.target_for(self._config.profile, self._config.machine))
         lacking = self._lacking(manifest.model, files)
-        self._remove_but(manifest.model, {path, *(self._fetched(manifest, file) for file in lacking)})
+        self._remove_others(manifest.model, {path, *(self._fetched(manifest, file) for file in lacking)})
         self._check_space(manifest, files, lacking)
         for file in lacking:
             self._pace.check()
@@ -64,7 +64,7 @@ class ReleaseFetcher:
 
     def remove(self, model: str) -> None:
         """Remove the fetched files of a release that is installed or refused."""
-        self._remove_but(model, set())
+        self._remove_others(model, set())
 
     def _delivery(self, model: str) -> Path:
         return self._state.incoming / f"{model}.channel.part"
@@ -85,7 +85,7 @@ class ReleaseFetcher:
         needed_bytes = sum(file.size_bytes for file in (*wanted, *lacking)) - fetched_bytes + SPARE_BYTES
         check_free(self._state.root, needed_bytes, f"release {manifest.release} of {manifest.model}")
 
-    def _remove_but(self, model: str, wanted: set[Path]) -> None:
+    def _remove_others(self, model: str, wanted: set[Path]) -> None:
         """Remove a model's fetched files, except `wanted`. If a removal fails, the next round tries again."""
         for path in (self._delivery(model), *self._state.incoming.glob(fetched_path(self._state, model, "*").name)):
             if path not in wanted:

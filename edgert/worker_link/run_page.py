@@ -39,7 +39,6 @@ class RunPage:
 
     @classmethod
     def create(cls, clock_ns: Callable[[], int] = time.monotonic_ns) -> RunPage:
-        """Create an empty page."""
         descriptor = os.memfd_create("edgert-runs", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, PAGE_BYTES)
         return cls(descriptor, clock_ns)

@@ -10,9 +10,9 @@ from edgert.cli.output import emit, json_option
 from edgert.errors import ConfigInvalid
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
-    Chosen,
-    Reach,
-    Signing,
+    OfferOptions,
+    RegistryOptions,
+    SigningOptions,
     channels_of,
     devices_text,
     entry_options,
@@ -35,7 +35,13 @@ from edgert_deploy.rollout.channel_entries import newest_of, with_release
 @signing_options
 @json_option
 def promote(
-    model: str, source: str | None, target: str, chosen: Chosen, reach: Reach, signing: Signing, as_json: bool
+    model: str,
+    source: str | None,
+    target: str,
+    chosen: OfferOptions,
+    reach: RegistryOptions,
+    signing: SigningOptions,
+    as_json: bool,
 ) -> None:
     """Offer a channel's newest release of MODEL to another channel, or to more of its own devices.
 

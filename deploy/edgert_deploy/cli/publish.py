@@ -8,9 +8,9 @@ import click
 
 from edgert.cli.output import emit, json_option, progress
 from edgert_deploy.cli.shared.channel_options import (
-    Chosen,
-    Reach,
-    Signing,
+    OfferOptions,
+    RegistryOptions,
+    SigningOptions,
     channel_option,
     check_offered,
     entry_options,
@@ -32,7 +32,14 @@ from edgert_deploy.rollout.request import read_offer
 @signing_options
 @reach_options
 @json_option
-def publish(bundle: Path, channel: str | None, chosen: Chosen, signing: Signing, reach: Reach, as_json: bool) -> None:
+def publish(
+    bundle: Path,
+    channel: str | None,
+    chosen: OfferOptions,
+    signing: SigningOptions,
+    reach: RegistryOptions,
+    as_json: bool,
+) -> None:
     """Put BUNDLE into a registry, and with --channel offer it to the devices that follow the channel.
 
     You can use any OCI registry. The command sends only files that the registry lacks. A published release is

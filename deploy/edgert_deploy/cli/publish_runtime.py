@@ -17,9 +17,9 @@ from edgert_deploy.bootstrap.runtime_release import collect_runtime
 from edgert_deploy.bootstrap.runtime_release import publish_runtime as put
 from edgert_deploy.cli.shared.bootstrap_options import engines_option, extras_option
 from edgert_deploy.cli.shared.channel_options import (
-    Chosen,
-    Reach,
-    Signing,
+    OfferOptions,
+    RegistryOptions,
+    SigningOptions,
     channel_option,
     check_offered,
     entry_options,
@@ -57,9 +57,9 @@ def publish_runtime(
     engines: str,
     extras: tuple[str, ...],
     channel: str | None,
-    chosen: Chosen,
-    signing: Signing,
-    reach: Reach,
+    chosen: OfferOptions,
+    signing: SigningOptions,
+    reach: RegistryOptions,
     profiles_dir: Path | None,
     as_json: bool,
 ) -> None:

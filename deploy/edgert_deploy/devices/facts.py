@@ -170,9 +170,9 @@ def probe(transport: Transport, name: str, own_python: str = "") -> MachineFacts
             "login gets a shell"
         )
     pythons = [value.split(" ", 3) for value in answers.get("python", [])]
-    usable = [words for words in pythons if len(words) == 4 and version(words[0]) >= PYTHON_MIN]
+    usable = [words for words in pythons if len(words) == 4 and version_numbers(words[0]) >= PYTHON_MIN]
     # Choose a Python above PYTHON_MAX only if there is no other Python.
-    usable.sort(key=lambda words: (version(words[0]) > PYTHON_MAX, words[2] != "-"))
+    usable.sort(key=lambda words: (version_numbers(words[0]) > PYTHON_MAX, words[2] != "-"))
     python, bits, lacks, path = usable[0] if usable else ("", "64", "-", "")
     machine = fact("machine")
     engines = [words.partition(" ") for words in answers.get("engine", [])]
@@ -208,11 +208,11 @@ def misfits(profile: DeviceProfile, facts: MachineFacts) -> dict[str, str]:
         reasons["processor"] = f"is for L4T {', '.join(profile.match.l4t)}"
     elif profile.machines and facts.machine not in profile.machines:
         reasons["processor"] = f"is for {', '.join(profile.machines)}"
-    if not facts.python or version(facts.python) < version(profile.python):
+    if not facts.python or version_numbers(facts.python) < version_numbers(profile.python):
         reasons["python"] = f"needs Python {profile.python}"
-    elif profile.python_max and version(facts.python) > version(profile.python_max):
+    elif profile.python_max and version_numbers(facts.python) > version_numbers(profile.python_max):
         reasons["python"] = f"needs Python {profile.python_max} or lower"
-    if version(facts.glibc) < version(profile.glibc):
+    if version_numbers(facts.glibc) < version_numbers(profile.glibc):
         reasons["glibc"] = f"needs glibc {profile.glibc}"
     if facts.memory_mb < profile.memory_mb * MEMORY_SLACK:
         reasons["memory"] = f"needs {profile.memory_mb} MB of memory"
@@ -270,7 +270,7 @@ def describe(facts: MachineFacts) -> str:
     return f"{model}{facts.machine}, {python}, glibc {facts.glibc or 'none'}, {facts.memory_mb} MB of memory"
 
 
-def version(text: str) -> tuple[int, ...]:
+def version_numbers(text: str) -> tuple[int, ...]:
     """Return `3.11.2` as (3, 11, 2). Return () for a text that is not a version."""
     return tuple(int(part) for part in text.split(".")) if re.fullmatch(r"\d+(\.\d+)*", text) else ()
 

@@ -14,7 +14,7 @@ from edgert import __version__
 from edgert.checks.status import DeviceStatus, ModelStatus
 from edgert.checks.trial_status import TrialPhase
 from edgert.versions.slots import BY_COMMAND
-from edgert_deploy.devices.facts import version as numbers
+from edgert_deploy.devices.facts import version_numbers
 from edgert_deploy.rollout.rollout_record import Rollout, RolloutState
 
 SERVING_STATES = ("ready", "degraded", "unloaded")
@@ -91,7 +91,7 @@ def device_drifts(status: DeviceStatus, own_version: str = __version__, own_code
     if not status.daemon.running:
         drifts.append(Drift("stopped", "the daemon is not running"))
     if status.edgert != own_version:
-        how = "older than" if numbers(status.edgert) < numbers(own_version) else "different from"
+        how = "older than" if version_numbers(status.edgert) < version_numbers(own_version) else "different from"
         drifts.append(Drift("runtime", f"its edgert is {status.edgert}, {how} this host's {own_version}"))
     elif status.code and own_code and status.code != own_code:
         drifts.append(Drift("runtime", f"its edgert {status.edgert} has other code than this host's {own_version}"))

@@ -19,14 +19,14 @@ WAVES_MAX = 100
 
 
 @dataclass(frozen=True)
-class DeviceCount:
+class CountOrShare:
     """A number of devices (`count`), or a share of all devices (`part`). Exactly one is not None."""
 
     count: int | None = None
     part: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> DeviceCount:
+    def parse(cls, text: str) -> CountOrShare:
         """Parse `3`, `10%` or `2.5%`. Raises ConfigInvalid."""
         match = re.fullmatch(r"(\d{1,9})|(\d{1,3}(?:\.\d{1,4})?)%", text.strip(), re.ASCII)
         if match and match[1]:
@@ -62,15 +62,15 @@ class Strategy:
     """
 
     canary: int = 0
-    waves: tuple[DeviceCount, ...] = ()
-    failures_max: DeviceCount | None = None
+    waves: tuple[CountOrShare, ...] = ()
+    failures_max: CountOrShare | None = None
     parallel: int = AT_ONCE_DEFAULT
     pause_s: float = 0.0
 
     @classmethod
     def parse(cls, canary: int, waves: str, failures_max: str | None, parallel: int, pause_s: float) -> Strategy:
         """Parse the options. Waves stop at the first failure by default. Raises ConfigInvalid."""
-        shares = tuple(DeviceCount.parse(word) for word in waves.split(",") if word.strip())
+        shares = tuple(CountOrShare.parse(word) for word in waves.split(",") if word.strip())
         if len(shares) > WAVES_MAX:
             raise ConfigInvalid(f"{len(shares)} waves are too many: give at most {WAVES_MAX}")
         for share, following in itertools.pairwise(shares):
@@ -79,9 +79,9 @@ class Strategy:
                     f"wave {following} adds no device after {share}: each wave names the share of all devices that have been "
                     "tried when the wave ends, so give rising shares, such as 10%,50%,100%"
                 )
-        limit = None if failures_max is None else DeviceCount.parse(failures_max)
+        limit = None if failures_max is None else CountOrShare.parse(failures_max)
         if limit is None and (canary or shares):
-            limit = DeviceCount(count=0)
+            limit = CountOrShare(count=0)
         return cls(canary, shares, limit, parallel, pause_s)
 
     def split(self, total: int) -> list[range]:
@@ -109,8 +109,8 @@ class Strategy:
         limit = value["max_failures"]
         return cls(
             int(value["canary"]),
-            tuple(DeviceCount.parse(str(word)) for word in value["waves"]),
-            None if limit is None else DeviceCount.parse(str(limit)),
+            tuple(CountOrShare.parse(str(word)) for word in value["waves"]),
+            None if limit is None else CountOrShare.parse(str(limit)),
             int(value["parallel"]),
             float(value["pause_s"]),
         )

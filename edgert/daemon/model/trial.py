@@ -57,7 +57,6 @@ class Trial:
         self._to_watch: WorkerProcess | None = None  # the worker whose watch starts once the slots can change
 
     def update(self, slots: Slots) -> None:
-        """Update the trial from the slots."""
         self._ends_at_s = None
         self.in_progress = slots.on_trial
         if not self.in_progress:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.rules import Preprocess, Resize
 from edgert.errors import DeadlineExceeded, EngineMissing, RequestError
-from edgert.processing.images.placement import Placement, plan
+from edgert.processing.images.placement import Placement, resize_steps
 
 STORED_PIXELS_MAX = 64 * 1024**2  # pixels that a file's header may state
 PIXELS_MAX = 16 * 1024**2  # decoded pixels, of a JPEG at its reduced size; each takes 4 bytes, or 8 in a conversion
@@ -85,7 +85,7 @@ class ImageReader:
                     "and its manifest has no resize rule"
                 )
             return _array(_in_mode(image, self._mode)), Placement(width, height)
-        steps = plan(self._resize, width, height)
+        steps = resize_steps(self._resize, width, height)
         reduced = image.draft(self._mode, steps.full)  # None except for a JPEG
         _check_size(image.width, image.height, PIXELS_MAX)
         image = _in_mode(image, self._mode)

@@ -21,7 +21,7 @@ class Placement(NamedTuple):
     offset_y: float = 0.0
 
 
-class Plan(NamedTuple):
+class ResizeSteps(NamedTuple):
     """The steps to the model's image: resize `box` of the source to `width` x `height` at (`left`, `top`).
 
     `box` is left, top, right, bottom. `full` is the size of the whole source at the scale of the resized box.
@@ -36,28 +36,28 @@ class Plan(NamedTuple):
     placement: Placement
 
 
-def plan(rule: Resize, width: int, height: int) -> Plan:
+def resize_steps(rule: Resize, width: int, height: int) -> ResizeSteps:
     """Return how `rule` resizes an image of `width` x `height`."""
     if rule.rule == "letterbox":
         return _letterboxed(rule, width, height)
     if rule.rule == "crop":
         return _cropped(rule, width, height)
     placement = Placement(width, height, rule.width / width, rule.height / height)
-    return Plan((0, 0, width, height), rule.width, rule.height, 0, 0, (rule.width, rule.height), placement)
+    return ResizeSteps((0, 0, width, height), rule.width, rule.height, 0, 0, (rule.width, rule.height), placement)
 
 
-def _letterboxed(rule: Resize, width: int, height: int) -> Plan:
+def _letterboxed(rule: Resize, width: int, height: int) -> ResizeSteps:
     scale = min(rule.width / width, rule.height / height)
     new_width = min(rule.width, max(1, round(width * scale)))
     new_height = min(rule.height, max(1, round(height * scale)))
     left, top = (rule.width - new_width) // 2, (rule.height - new_height) // 2
     # The sides are whole pixels, so the scales of x and y differ slightly. With both, the reverse mapping is exact.
     placement = Placement(width, height, new_width / width, new_height / height, left, top)
-    return Plan((0, 0, width, height), new_width, new_height, left, top, (new_width, new_height), placement)
+    return ResizeSteps((0, 0, width, height), new_width, new_height, left, top, (new_width, new_height), placement)
 
 
-def _cropped(rule: Resize, width: int, height: int) -> Plan:
-    """Return the plan of torchvision's Resize(shortest_side) and CenterCrop.
+def _cropped(rule: Resize, width: int, height: int) -> ResizeSteps:
+    """Return the steps of torchvision's Resize(shortest_side) and CenterCrop.
 
     The longer side is rounded down, like in torchvision.
     """
@@ -77,4 +77,4 @@ def _cropped(rule: Resize, width: int, height: int) -> Plan:
         min(height, (top + rule.height) / scale_y),
     )
     placement = Placement(width, height, scale_x, scale_y, -left, -top)
-    return Plan(box, rule.width, rule.height, 0, 0, full, placement)
+    return ResizeSteps(box, rule.width, rule.height, 0, 0, full, placement)

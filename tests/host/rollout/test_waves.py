@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgert.errors import ConfigInvalid
-from edgert_deploy.rollout.waves import DeviceCount, Strategy
+from edgert_deploy.rollout.waves import CountOrShare, Strategy
 
 
 def sizes(total: int, canary: int = 0, waves: str = "") -> list[int]:
@@ -33,7 +33,7 @@ def test_every_device_is_in_one_wave(total: int, canary: int, waves: str, expect
 @pytest.mark.parametrize("text", ["", "x", "-1", "101%", "10 %x", "%", "9" * 5000, "\u0663", "0.00001%"])
 def test_a_text_that_is_not_a_share_is_refused(text: str) -> None:
     with pytest.raises(ConfigInvalid, match="share"):
-        DeviceCount.parse(text)
+        CountOrShare.parse(text)
 
 
 @pytest.mark.parametrize("waves", ["10%,5%", "10%,10%,100%", "20,5"])
@@ -44,8 +44,8 @@ def test_a_wave_that_adds_no_device_is_refused(waves: str) -> None:
 
 def test_a_rollout_in_waves_stops_at_the_first_failure_by_default() -> None:
     assert Strategy.parse(0, "", None, 8, 0).failures_max is None
-    assert Strategy.parse(1, "", None, 8, 0).failures_max == DeviceCount(count=0)
-    assert Strategy.parse(1, "", "5%", 8, 0).failures_max == DeviceCount(part=0.05)
+    assert Strategy.parse(1, "", None, 8, 0).failures_max == CountOrShare(count=0)
+    assert Strategy.parse(1, "", "5%", 8, 0).failures_max == CountOrShare(part=0.05)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_rollout_in_waves_stops_at_the_first_failure_by_default() -> None:
     ],
 )
 def test_more_failures_than_the_limit_are_too_many(limit: str, failed: int, begun: int, too_many: bool) -> None:
-    assert DeviceCount.parse(limit).exceeded(failed, begun) is too_many
+    assert CountOrShare.parse(limit).exceeded(failed, begun) is too_many
 
 
 def test_a_strategy_is_read_back_unchanged() -> None:
@@ -71,4 +71,4 @@ def test_a_strategy_is_read_back_unchanged() -> None:
 
 @pytest.mark.parametrize("text", ["0.0001%", "99.9999%", "12.3456%", "100%", "999999999"])
 def test_a_share_is_written_in_the_form_that_was_given(text: str) -> None:
-    assert str(DeviceCount.parse(text)) == text
+    assert str(CountOrShare.parse(text)) == text

@@ -9,8 +9,8 @@ import click
 from edgert.cli.output import emit, json_option
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
-    Reach,
-    Signing,
+    RegistryOptions,
+    SigningOptions,
     channels_of,
     reach_options,
     signing_options,
@@ -26,7 +26,7 @@ from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_mo
 @reach_options
 @signing_options
 @json_option
-def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
+def halt(name: str, model: str, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
     """Halt the newest release of MODEL (default: of every model) in channel NAME.
 
     No further device starts to install the release. Devices that have the release keep it: to replace it on these
@@ -46,7 +46,7 @@ def halt(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -
 @reach_options
 @signing_options
 @json_option
-def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, as_json: bool) -> None:
+def resume(name: str, model: str, retry: bool, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
     """Offer the halted release of MODEL (default: of every model) in channel NAME again.
 
     \b
@@ -69,7 +69,7 @@ def resume(name: str, model: str, retry: bool, reach: Reach, signing: Signing, a
 @reach_options
 @signing_options
 @json_option
-def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, as_json: bool) -> None:
+def renew(name: str, revoked: tuple[str, ...], reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
     """Sign channel NAME again without other changes, with a later expiry; revoke keys.
 
     Run this command before the channel expires, unless another command changes the channel in time. Devices install
@@ -91,7 +91,7 @@ def renew(name: str, revoked: tuple[str, ...], reach: Reach, signing: Signing, a
 @reach_options
 @signing_options
 @json_option
-def remove(name: str, model: str, reach: Reach, signing: Signing, as_json: bool) -> None:
+def remove(name: str, model: str, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
     """Take MODEL out of channel NAME. Devices keep the release that they have.
 
     \b
@@ -104,8 +104,8 @@ def remove(name: str, model: str, reach: Reach, signing: Signing, as_json: bool)
 def _change(
     name: str,
     edit: Callable[[Entries], Entries],
-    reach: Reach,
-    signing: Signing,
+    reach: RegistryOptions,
+    signing: SigningOptions,
     as_json: bool,
     revoked: tuple[str, ...] = (),
 ) -> None:

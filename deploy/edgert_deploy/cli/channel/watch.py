@@ -18,8 +18,8 @@ from edgert.errors import ConfigInvalid, Interrupted, RolledBack
 from edgert.telemetry.messages import wall_ms
 from edgert.typed_json import to_json
 from edgert_deploy.cli.shared.channel_options import (
-    Reach,
-    Signing,
+    RegistryOptions,
+    SigningOptions,
     channels_of,
     devices_text,
     reach_options,
@@ -32,7 +32,7 @@ from edgert_deploy.cli.shared.types import ChannelName, ModelName
 from edgert_deploy.fleet.channels import EVENTS_MS, Progress, ReleaseState, progress_of
 from edgert_deploy.rollout.channel_entries import newest_of, newest_releases, with_halt
 from edgert_deploy.rollout.channels import Channels
-from edgert_deploy.rollout.waves import DeviceCount
+from edgert_deploy.rollout.waves import CountOrShare
 
 STOP_S = 0.2
 
@@ -63,8 +63,8 @@ def watch(
     interval_s: float,
     for_s: float | None,
     store_url: str,
-    reach: Reach,
-    signing: Signing,
+    reach: RegistryOptions,
+    signing: SigningOptions,
     as_json: bool,
 ) -> None:
     """Show the progress of channel NAME, and halt a release of MODEL that too many devices roll back.
@@ -85,7 +85,7 @@ def watch(
       edgert channel watch canary --max-failures 2%
       edgert channel watch stable digits --max-failures 3 --for 6h --store postgresql://ops@db/fleet
     """
-    limit, key, stopped = DeviceCount.parse(max_failures), signing.key(), stopping(for_s)
+    limit, key, stopped = CountOrShare.parse(max_failures), signing.key(), stopping(for_s)
     with reach.opened() as registry:
         watching = _Watching(channels_of(registry), name, model, store_url, limit, key, signing.lasts_s)
         while True:
@@ -106,7 +106,7 @@ class _Watching:
     name: str
     model: str
     store: str
-    limit: DeviceCount
+    limit: CountOrShare
     key: SigningKey
     lasts_s: float
     found: list[Progress] = field(default_factory=list)

@@ -42,8 +42,8 @@ _YEARS_S = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How to reach the registry: its address, the file of its CA, and the login file."""
+class RegistryOptions:
+    """The registry: its address, the file of its CA, and the login file."""
 
     address: str | None
     ca: Path | None
@@ -55,7 +55,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Signing:
+class SigningOptions:
     """The key that signs a statement, and the time for which the statement is valid."""
 
     key_given: str | None
@@ -67,7 +67,7 @@ class Signing:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class OfferOptions:
     """The devices that a release is for, and the settings of its trial."""
 
     share: float
@@ -106,7 +106,7 @@ class Chosen:
 # The options of the registry, which the command receives as `reach`.
 reach_options = gathered(
     "reach",
-    Reach,
+    RegistryOptions,
     click.option(
         "--registry",
         "address",
@@ -125,7 +125,7 @@ reach_options = gathered(
 # The command receives these options as `signing`.
 signing_options = gathered(
     "signing",
-    Signing,
+    SigningOptions,
     click.option(
         "--key",
         "key_given",
@@ -174,7 +174,9 @@ _DEVICES = (
 
 def entry_options(watch_default: str, *, limits: bool = True) -> Callable[[F], F]:
     """Add the options for a release's devices and trial; the command receives them as `chosen`."""
-    return gathered("chosen", Chosen, *_DEVICES, *((limit_option,) if limits else ()), _watch_option(watch_default))
+    return gathered(
+        "chosen", OfferOptions, *_DEVICES, *((limit_option,) if limits else ()), _watch_option(watch_default)
+    )
 
 
 def _watch_option(default: str) -> Callable[[F], F]:
@@ -199,7 +201,7 @@ def channels_of(registry: Registry) -> Channels:
 
 
 def offer_release(
-    registry: Registry, channel: str, release: Release, how: Mapping[str, Any], key: SigningKey, signing: Signing
+    registry: Registry, channel: str, release: Release, how: Mapping[str, Any], key: SigningKey, signing: SigningOptions
 ) -> tuple[dict[str, Any], str]:
     """Offer a release to a channel's devices. Return the statement as JSON, and a line for people.
 

@@ -23,7 +23,7 @@ from edgert_deploy.devices.transports import Transport, open_transport
 FIRST = "stopping: devices in progress finish, other devices do not change (Ctrl-C again detaches)"
 SECOND = "detached: devices in progress finish or roll back on their own"
 # If one device fails with one of these errors, the other devices would fail in the same way.
-_TELLING = (RolledBack, HealthCheckFailed, EngineMissing)
+_FAILS_EVERYWHERE = (RolledBack, HealthCheckFailed, EngineMissing)
 
 T = TypeVar("T")  # the work's result: a dataclass or a dict that `to_json` accepts
 
@@ -83,7 +83,7 @@ def run_on_each(
     """Do `work` on each device; return its answers in the order of `devices`.
 
     With `one_first`, the other devices wait until the work succeeds on one device. If a device fails with an error of
-    `_TELLING` before that, the command does not change the remaining devices.
+    `_FAILS_EVERYWHERE` before that, the command does not change the remaining devices.
     """
     answers = _answers(devices, work, one_first)
     return Results([(device.name, answer) for device, answer in zip(devices, answers, strict=True)])
@@ -109,7 +109,7 @@ def _answers(
         while not proven and len(answers) < len(devices):
             (answer,) = for_each(devices[len(answers) : len(answers) + 1], one, stop)
             answers.append(answer)
-            if isinstance(answer, _TELLING):
+            if isinstance(answer, _FAILS_EVERYWHERE):
                 name = devices[len(answers) - 1].name
                 left = devices[len(answers) :]
                 answers += [

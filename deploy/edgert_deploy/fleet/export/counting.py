@@ -57,7 +57,7 @@ class Counting:
         return len(self._numbers)
 
     def is_new(self, topic: Topic, report: Report) -> bool:
-        """Remember a report. Return whether it is new."""
+        """Remember a report; return whether it is new."""
         # All events of a device share one sequence of numbers.
         model = "" if isinstance(report, EventMessage) else topic.model or ""
         numbers = _get_or_create(self._numbers, (topic.kind, topic.site, topic.device, model), StreamTracker)

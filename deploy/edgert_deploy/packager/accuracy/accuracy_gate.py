@@ -98,7 +98,6 @@ class GateResult:
         return tuple(failed)
 
     def loss_text(self) -> str:
-        """Return the artifact's loss in one line."""
         total = self.accuracy
         if total.passed and self.failed_groups:
             group = max(self.failed_groups, key=lambda each: each.drop)

@@ -38,7 +38,7 @@ from edgert_deploy.packager.accuracy.judgement import (
     PROBABILITY_TOLERANCE,
     Judgement,
     are_probabilities,
-    within,
+    within_0_and_1,
 )
 from edgert_deploy.packager.accuracy.reference import Reference
 
@@ -199,7 +199,7 @@ def _confidence_of(i: int, reference: Outputs) -> int | None:
     if reference[i].dtype.kind != "f" or len(sides) != 1 or sides[0] < VECTOR_SIZE_MIN:
         return None
     for j, other in enumerate(reference):
-        if j == i or other.shape != reference[i].shape or not within(other):
+        if j == i or other.shape != reference[i].shape or not within_0_and_1(other):
             continue
         if MINORITY_MIN <= float((other > CONFIDENT).mean()) <= 1 - MINORITY_MIN:
             return j

@@ -19,7 +19,7 @@ from edgert_deploy.packager.accuracy.fp32_agreement import (
     same_oriented,
 )
 from edgert_deploy.packager.accuracy.grids import ANCHORS_MIN, boxes_and_scores, sigmoid
-from edgert_deploy.packager.accuracy.judgement import CLASSES_MAX, Judgement, are_probabilities, within
+from edgert_deploy.packager.accuracy.judgement import CLASSES_MAX, Judgement, are_probabilities, within_0_and_1
 from edgert_deploy.packager.accuracy.objects import Layout, finds_nothing, object_agreement
 from edgert_deploy.packager.accuracy.reference import Reference
 from edgert_deploy.packager.samples.processing import MASKS_MIN, SUPPRESSED_VALUES
@@ -70,7 +70,7 @@ def _recognized_detector(names: list[str], reference: Outputs, left: Sequence[in
             boxes, scores = reference[i], reference[j]
             pair = i != j and boxes.ndim == scores.ndim == 3 and boxes.shape[1] == scores.shape[1] >= ANCHORS_MIN
             if pair and _are_box_values(boxes, scores) and scores.shape[2] <= CLASSES_MAX:
-                logits = not within(scores)
+                logits = not within_0_and_1(scores)
                 rule = Detect(names[i], names[j], form="anchors_first", sigmoid=logits, score_threshold=SCORE_MIN)
                 return _boxes_or_anchors(rule, (i, j), reference)
     return None
@@ -85,12 +85,12 @@ def _one_output(name: str, array: Array) -> Detect | None:
     if (
         not 5 <= rows.shape[1] <= CLASSES_MAX
         or rows.shape[1] * 4 > rows.shape[2]
-        or not within(rows[:, 4:])
+        or not within_0_and_1(rows[:, 4:])
         or (not first and are_suppressed(rows))  # a class of 0 or 1 looks like a score
     ):
         return None
     form = "channels_first" if first else "anchors_first"
-    if within(rows[:, :4]):
+    if within_0_and_1(rows[:, :4]):
         return Detect(name, form=form, normalized=True, score_threshold=SCORE_MIN) if _are_shares(rows) else None
     objectness = not first and rows.shape[1] >= 6  # YOLOv5 and YOLOX write objectness
     return Detect(name, form=form, objectness=objectness, score_threshold=SCORE_MIN)
@@ -136,7 +136,7 @@ def _without_angle(name: str, array: Array) -> Detect | None:
     if array.ndim != 3 or array.shape[1] > array.shape[2]:
         return None
     angles = array[:, -1]
-    if within(angles) or not _are_angles(angles):
+    if within_0_and_1(angles) or not _are_angles(angles):
         return None
     return _one_output(name, array[:, :-1])
 
@@ -161,7 +161,7 @@ def _of_oriented(rule: Detect, i: int, reference: Outputs) -> Judgement:
 
 def _are_box_values(boxes: Array, scores: Array) -> bool:
     """Return whether `boxes` may hold box values. Box values in shares of the image look like scores."""
-    if within(boxes):
+    if within_0_and_1(boxes):
         return bool(boxes.shape[2] == 4 != scores.shape[2]) and not are_probabilities(boxes)
     return bool(4 <= boxes.shape[2] < ANCHORS_MIN)
 
@@ -243,10 +243,10 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int], *, poi
     axis = 1 if boxes.shape[1] < boxes.shape[2] else 2
     rows = np.moveaxis(boxes, axis, 1)
     rows, behind = rows[:, : rows.shape[1] - extras], rows[:, rows.shape[1] - extras :]
-    if extras and (within(behind) or (points and not within(behind[:, 2::3]))):
+    if extras and (within_0_and_1(behind) or (points and not within_0_and_1(behind[:, 2::3]))):
         return None
     if axis == 2 and are_suppressed(rows):
-        return Layout(name, "centres" if within(rows[:, :4]) else "suppressed", False, extras, image)
+        return Layout(name, "centres" if within_0_and_1(rows[:, :4]) else "suppressed", False, extras, image)
     if extras and (rule := _one_output(name, np.moveaxis(rows, 1, axis))) is not None:
         return Layout(name, rule.form, rule.objectness, extras, (1, 1) if in_shares(rows[:, :4]) else image)
     return None
@@ -262,9 +262,9 @@ def are_suppressed(rows: Array) -> bool:
 
     RT-DETR has a centre and two sides in shares of the image instead of the corners, and sorts the boxes by score.
     """
-    if rows.shape[1] != SUPPRESSED_VALUES or not within(rows[:, 4]) or not _are_numbers(rows[:, 5]):
+    if rows.shape[1] != SUPPRESSED_VALUES or not within_0_and_1(rows[:, 4]) or not _are_numbers(rows[:, 5]):
         return False
-    if within(rows[:, :4]):
+    if within_0_and_1(rows[:, :4]):
         return _are_shares(rows[:, :5]) and bool((np.diff(rows[:, 4], axis=1) <= 0).all())
     return float((rows[:, 2:4] >= rows[:, :2]).mean()) >= ORDERED_MIN
 
@@ -274,10 +274,10 @@ def _are_oriented(boxes: Array) -> bool:
 
     Such a box has a centre, two sides, a score, a class and an angle in radians.
     """
-    if boxes.shape[2] != SUPPRESSED_VALUES + 1 or not within(boxes[..., 4]) or not _are_numbers(boxes[..., 5]):
+    if boxes.shape[2] != SUPPRESSED_VALUES + 1 or not within_0_and_1(boxes[..., 4]) or not _are_numbers(boxes[..., 5]):
         return False
     sides = float((boxes[..., 2:4] >= 0).mean())
-    return not within(boxes[..., :4]) and sides >= ORDERED_MIN and _are_angles(boxes[..., 6])
+    return not within_0_and_1(boxes[..., :4]) and sides >= ORDERED_MIN and _are_angles(boxes[..., 6])
 
 
 def _are_numbers(classes: Array) -> bool:

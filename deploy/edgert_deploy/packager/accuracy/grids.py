@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgert_deploy.packager.accuracy.fp32_agreement import SCORE_MIN, Array, Outputs, cell_agreement
-from edgert_deploy.packager.accuracy.judgement import CLASSES_MAX, Judgement, within
+from edgert_deploy.packager.accuracy.judgement import CLASSES_MAX, Judgement, within_0_and_1
 
 ANCHORS_MIN = 100  # an output with fewer anchors is not treated as a detector's output
 CONFIDENT_CELLS_MAX = 0.25  # an output is a detector's grid only if at most this share of its cells has an object
@@ -91,13 +91,13 @@ def _is_grid(reference: Array, layout: Grid) -> bool:
         low = (cells[..., :5] < BACKGROUND_LOGIT).mean(axis=(0, 1))  # in logits of classes, the first four are low, too
         if float(low[:4].max()) > 0.5 or float(low[4]) < 1 - CONFIDENT_CELLS_MAX:
             return False
-    elif not (within(cells[..., layout.objectness]) and within(cells[..., 5:])):
+    elif not (within_0_and_1(cells[..., layout.objectness]) and within_0_and_1(cells[..., 5:])):
         return False  # before the product, because maps may be large
     boxes, scores = _cell_parts(reference, layout)
     confident = float((scores.max(axis=2) >= SCORE_MIN).mean())
     if not 0 < confident <= CONFIDENT_CELLS_MAX:
         return False
-    return not any(within(boxes[:, anchor :: layout.anchors]) for anchor in range(layout.anchors))
+    return not any(within_0_and_1(boxes[:, anchor :: layout.anchors]) for anchor in range(layout.anchors))
 
 
 def _cells(grid: Array, layout: Grid) -> Array:

@@ -40,6 +40,5 @@ def are_probabilities(rows: Array) -> bool:
     )
 
 
-def within(array: Array) -> bool:
-    """Return whether all values are 0 to 1."""
+def within_0_and_1(array: Array) -> bool:
     return bool(array.min(initial=0.0) >= 0.0) and bool(array.max(initial=0.0) <= 1.0 + 1e-6)

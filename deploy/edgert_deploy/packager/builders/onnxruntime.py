@@ -46,7 +46,7 @@ class ONNXRuntimeBuilder(Builder):
             progress("onnxruntime: keeping the model's own quantization")
             proto = source.proto
         elif spec.precision == "int8":
-            recipe = qdq.varied(self.recipe(source, spec.profile), spec.recipe)
+            recipe = qdq.recipe_variant(self.recipe(source, spec.profile), spec.recipe)
             progress(f"onnxruntime: quantizing ({recipe.activations} activations)")
             proto = qdq.quantize(source, calibration, recipe, spec.float_layers)
         else:

@@ -81,7 +81,7 @@ def recipes(proto: Any) -> tuple[str, ...]:
     return ("min-max",) if is_transformer(proto) else ("min-max", "heavy-only")
 
 
-def varied(recipe: Recipe, name: str) -> Recipe:
+def recipe_variant(recipe: Recipe, name: str) -> Recipe:
     """Return `recipe` changed to the recipe `name`, one of RECIPES or DYNAMIC_RANGE."""
     if name == DYNAMIC_RANGE:
         return replace(recipe, ops=DYNAMIC_OPS, ranges=name)

@@ -66,7 +66,7 @@ class TensorRTBuilder(Builder):
             proto = with_float_biases(source.proto)
         elif spec.precision.startswith("int8"):
             progress("tensorrt: quantizing (int8 activations, zero point 0)")
-            recipe = qdq.varied(self.recipe(source, spec.profile), spec.recipe)
+            recipe = qdq.recipe_variant(self.recipe(source, spec.profile), spec.recipe)
             proto = qdq.quantize(source, calibration, recipe, spec.float_layers)
         else:
             proto = float_proto(source)

@@ -67,7 +67,6 @@ class Search:
     budget_spent: bool
 
     def outcome_text(self) -> str:
-        """Return the outcome in one line."""
         engine = self.plain.spec.engine
         layers, attempts = len(self.harms), len(self.attempts)
         if self.found is not None:

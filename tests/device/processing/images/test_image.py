@@ -30,7 +30,7 @@ from edgert.processing.images.image import (
     STORED_PIXELS_MAX,
     ImageReader,
 )
-from edgert.processing.images.placement import plan
+from edgert.processing.images.placement import resize_steps
 from tests.support.models.images import encoded, photo, png_header
 
 
@@ -76,7 +76,7 @@ def test_the_middle_is_cut_as_torchvision_cuts_it() -> None:
 
 
 def test_a_crop_without_a_side_resizes_the_image_to_just_cover_the_models_size() -> None:
-    steps = plan(Resize("crop", 100, 50), 400, 400)
+    steps = resize_steps(Resize("crop", 100, 50), 400, 400)
     assert steps.full == (100, 100)
     assert steps.box == (100.0, 0.0, 300.0, 400.0)
 

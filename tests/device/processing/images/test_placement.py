@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgert.bundle.rules import Resize
 from edgert.processing.answers.detect import in_source
-from edgert.processing.images.placement import plan
+from edgert.processing.images.placement import resize_steps
 
 
 @given(
@@ -23,7 +23,7 @@ from edgert.processing.images.placement import plan
 def test_points_are_converted_back_to_their_places_in_the_image(
     rule: str, width: int, height: int, model_width: int, model_height: int, data: st.DataObject
 ) -> None:
-    placement = plan(Resize(rule, model_height, model_width), width, height).placement
+    placement = resize_steps(Resize(rule, model_height, model_width), width, height).placement
     x, y = data.draw(st.floats(0, width)), data.draw(st.floats(0, height))
     shown = [x * placement.scale_x + placement.offset_x, y * placement.scale_y + placement.offset_y] * 2
     back = in_source(np.array([shown], np.float32), placement)[0]

@@ -15,9 +15,9 @@ from edgert.bundle.signing import new_key, write_key_pair
 from edgert.errors import ConfigInvalid
 from edgert.names import RUNTIME
 from edgert_deploy.cli.shared.channel_options import (
-    Chosen,
-    Reach,
-    Signing,
+    OfferOptions,
+    RegistryOptions,
+    SigningOptions,
     channels_of,
     devices_text,
     statement_table,
@@ -28,7 +28,7 @@ from tests.support.commands import Edgert, own_key
 
 DIGEST = "1" * 64
 ENTRY = Entry("digits", 7, DIGEST, DIGEST, DIGEST)
-EVERY = Chosen(share=1.0, sites=(), profiles=(), tags=(), limits=(), watch_s=None)
+EVERY = OfferOptions(share=1.0, sites=(), profiles=(), tags=(), limits=(), watch_s=None)
 NOWHERE = "oci+http://127.0.0.1:1/models"
 
 
@@ -143,16 +143,16 @@ def test_the_names_in_a_statement_are_shown_without_control_characters() -> None
 @pytest.mark.parametrize(
     ("reach", "reason"),
     [
-        (Reach(None, None, None), "no registry is given"),
-        (Reach("", None, None), "no registry is given"),
-        (Reach("registry.example.org/models", None, None), "give oci://HOST/REPOSITORY"),
-        (Reach("oci://user:pass@registry.example.org/models", None, None), "contains a login"),
-        (Reach("oci://registry.example.org/models:latest", None, None), "without a tag"),
-        (Reach("oci://registry.example.org/models", None, Path("none.json")), "none.json"),
+        (RegistryOptions(None, None, None), "no registry is given"),
+        (RegistryOptions("", None, None), "no registry is given"),
+        (RegistryOptions("registry.example.org/models", None, None), "give oci://HOST/REPOSITORY"),
+        (RegistryOptions("oci://user:pass@registry.example.org/models", None, None), "contains a login"),
+        (RegistryOptions("oci://registry.example.org/models:latest", None, None), "without a tag"),
+        (RegistryOptions("oci://registry.example.org/models", None, Path("none.json")), "none.json"),
     ],
 )
 def test_invalid_options_for_the_registry_are_refused_before_the_registry_is_asked(
-    inventory: Inventory, reach: Reach, reason: str
+    inventory: Inventory, reach: RegistryOptions, reason: str
 ) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         reach.opened()
@@ -161,13 +161,13 @@ def test_invalid_options_for_the_registry_are_refused_before_the_registry_is_ask
 
 
 def test_a_statement_is_signed_with_the_key_of_that_name_or_file(project: Path) -> None:
-    default, other = Signing(None, 60.0).key(), new_key()
+    default, other = SigningOptions(None, 60.0).key(), new_key()
     write_key_pair(other, project / "conf" / "other.key.pem", project / "conf" / "other.pem")
-    assert Signing("default", 60.0).key().public.key_id == default.public.key_id
-    assert Signing("conf/other.key.pem", 60.0).key().public.key_id == other.public.key_id
+    assert SigningOptions("default", 60.0).key().public.key_id == default.public.key_id
+    assert SigningOptions("conf/other.key.pem", 60.0).key().public.key_id == other.public.key_id
     with pytest.raises(ConfigInvalid, match="no private key 'nobody'"):
-        Signing("nobody", 60.0).key()
-    with Reach(NOWHERE, None, None).opened() as registry:
+        SigningOptions("nobody", 60.0).key()
+    with RegistryOptions(NOWHERE, None, None).opened() as registry:
         assert channels_of(registry) is not None
 
 

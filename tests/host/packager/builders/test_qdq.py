@@ -165,7 +165,7 @@ def test_dynamic_ranges_are_refused_if_they_leave_all_layers_in_float(tmp_path: 
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     samples = CalibrationSet({"x": models.random(10, 3, 8, 8)}, None)
     with pytest.raises(BuildFailed, match=r"only Gemm and MatMul .* m\.onnx has none: use another --recipe"):
-        qdq.quantize(source, samples, qdq.varied(qdq.Recipe("uint8"), qdq.DYNAMIC_RANGE))
+        qdq.quantize(source, samples, qdq.recipe_variant(qdq.Recipe("uint8"), qdq.DYNAMIC_RANGE))
 
 
 def test_onnx_runtime_loads_a_quantized_transformer_of_a_fixed_batch(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": 
 
 
 def copy_of(message: Any) -> Any:
-    """Return a copy of a protobuf message."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy

@@ -1,6 +1,6 @@
 """Models that quantize activations at run time, as ONNX Runtime's `quantize_dynamic` writes them.
 
-ONNX Runtime runs such a graph unchanged. Other engines lack its operators, so `undo` writes the same arithmetic in
+ONNX Runtime runs such a graph unchanged. Other engines lack its operators, so this module writes the same arithmetic in
 float. This is possible because the weights are constants in INT8. In ONNX Runtime, all items of a batch share a range,
 but an answer must not depend on other items. So `examine` fixes the batch of such a model to 1.
 """
@@ -26,7 +26,7 @@ def is_dynamic(proto: Any) -> bool:
     return any(node.op_type in RANGES_AS_THEY_RUN for node in proto.graph.node)
 
 
-def undo(proto: Any, constants: Any) -> None:
+def undo_dynamic_quantization(proto: Any, constants: Any) -> None:
     """Replace the quantized operators of `proto` by float operators, in place. Raises BuildFailed."""
     if not is_dynamic(proto):
         return

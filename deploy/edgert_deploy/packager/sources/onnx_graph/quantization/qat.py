@@ -14,7 +14,10 @@ import numpy as np
 
 from edgert.errors import BuildFailed
 from edgert_deploy.packager.sources.onnx_graph.nodes import Array, Constants, attribute_of, copy_of, nodes_of, refill
-from edgert_deploy.packager.sources.onnx_graph.quantization.dynamic_quantization import RANGES_AS_THEY_RUN, undo
+from edgert_deploy.packager.sources.onnx_graph.quantization.dynamic_quantization import (
+    RANGES_AS_THEY_RUN,
+    undo_dynamic_quantization,
+)
 from edgert_deploy.packager.sources.onnx_graph.quantization.quantized_operators import DEQUANTIZE, QUANTIZE, as_qdq
 
 # Operators of quantized arithmetic. `float_of` keeps them unless dynamic_quantization.py replaces them.
@@ -52,7 +55,7 @@ def float_of(proto: Any) -> Any:
     """Return the model with float weights and without Q/DQ. Raises BuildFailed if this is impossible."""
     proto = as_qdq(proto)
     copy = copy_of(proto)
-    undo(copy, Constants(proto))
+    undo_dynamic_quantization(copy, Constants(proto))
     nodes = list(copy.graph.node)
     if foreign := sorted({node.op_type for node in nodes} & QUANTIZED_ARITHMETIC):
         raise BuildFailed(
