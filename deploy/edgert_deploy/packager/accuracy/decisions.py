@@ -52,6 +52,7 @@ SERIES_MIN = 0.5  # vectors whose adjacent values correlate more are series, suc
 # A forecast of one channel is recognized from this number of samples on, if its first values correlate at least so much
 # with the last values of the input.
 FORECASTS_MIN, CONTINUES_MIN = 16, 0.8
+BLANKS_MIN = 0.25  # in texts, at least this share of the steps has one class, the blank
 AREAS_MIN = 0.5  # masks consist of areas, in which more neighbours than this share are equal
 BYTE_CLASSES_MAX = 191  # the largest class in a mask of 8 bits
 # Values over positions are areas if at least this share of them is nearer to 0 or 1 than EXTREME.
@@ -108,9 +109,8 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     if len(shape) == 1 and shape[0] >= 2 and (named or rank_classes(reference)):
         return "top1"
     if len(shape) == 2 and min(shape) >= 2 and rank_classes(reference):
-        return (
-            "steps" if shape[0] in steps else "texts"
-        )  # the output of a text recognizer has fewer steps than its input
+        # The output of a text recognizer has fewer steps than its input, and many of its steps are the blank of CTC.
+        return "texts" if shape[0] not in steps and _has_blank(reference) else "steps"
     within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
     above = float((reference > 0.5).mean()) if reference.size else 0.0
     if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
@@ -120,6 +120,11 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     if _are_embeddings(reference):
         return "neighbours"
     return "values"
+
+
+def _has_blank(reference: Array) -> bool:
+    classes = reference.argmax(-1).ravel()
+    return bool(np.bincount(classes).max(initial=0) >= BLANKS_MIN * classes.size)
 
 
 def _are_classes(numbers: Array) -> bool:

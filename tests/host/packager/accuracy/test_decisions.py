@@ -27,10 +27,15 @@ Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)
 
 
+def ctc_scores(classes: int) -> Array:
+    """Scores `[20, 40, classes]` of a text recognizer; class 0 is the blank of about half of the steps."""
+    return softmax(RANDOM.normal(0, 3, (20, 40, classes)) + 6 * np.eye(classes)[0])
+
+
 OUTPUTS = {
     "boxes": yolo(),
     "top1": softmax(RANDOM.normal(0, 3, (20, 7))),
-    "texts": softmax(RANDOM.normal(0, 3, (20, 40, 30))),
+    "texts": ctc_scores(30),
     "thresholds": RANDOM.uniform(0, 1, (30, 1)).astype(np.float32),
     "maps": (RANDOM.uniform(0, 1, (5, 1, 32, 32)) ** 4).astype(np.float32),
     "masks": RANDOM.integers(0, 3, (5, 32, 32)),
@@ -202,15 +207,26 @@ def test_logarithms_of_probabilities_rank_classes_like_the_probabilities(name: s
 
 def test_classes_of_each_step_of_an_input_are_not_taken_for_text() -> None:
     """A text recognizer has fewer steps than its input. One wrong letter makes a wrong text; one wrong tag does not."""
-    scores = softmax(RANDOM.normal(0, 3, (20, 40, 5)))
+    texts, scores = ctc_scores(5), softmax(RANDOM.normal(0, 3, (20, 40, 5)))
+    assert [judged(texts, inputs=[shape])[0].name for shape in ((40,), (1, 32, 160))] == ["steps", "texts"]
     (one,) = judged(scores, inputs=[(40,)])
-    assert (one.name, judged(scores, inputs=[(1, 32, 160)])[0].name) == ("steps", "texts")
+    assert one.name == "steps"
     other = scores.copy()
     other[0, 0] = np.roll(scores[0, 0], 1)
     assert 0.995 < one.score([other], [scores]) < 1.0
     assert one.score([scores], [scores]) == 1.0
     assert one.score([softmax(RANDOM.normal(0, 3, (20, 40, 5)))], [scores]) < 0.4
     assert one.score([np.full_like(scores, np.nan)], [scores]) == 0.0
+
+
+def test_classes_along_a_sequence_without_a_blank_are_not_taken_for_text() -> None:
+    """Example: the pitches of the moments of a sound. One wrong pitch among many does not make the sound wrong."""
+    pitches = softmax(RANDOM.normal(0, 3, (20, 101, 60)))
+    (one,) = judged(pitches, inputs=[(16000,)])
+    other = pitches.copy()
+    other[:, 0] = np.roll(pitches[:, 0], 1, axis=-1)
+    assert one.name == "steps"
+    assert one.score([other], [pitches]) == pytest.approx(100 / 101, abs=2e-3)
 
 
 def test_steps_of_the_background_do_not_hide_losses_in_other_steps() -> None:
