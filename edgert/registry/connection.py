@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 import urllib.request
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from urllib.parse import urljoin, urlsplit
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError, LocationParseError, ProtocolError, ProxyError, SSLError
+from urllib3.exceptions import HTTPError, LocationParseError, ProtocolError, ProxyError, SSLError, SystemTimeWarning
 
 from edgert import __version__
 from edgert.bundle.expiry import time_text
@@ -153,6 +154,8 @@ class Connection:
         return self._managers[key]
 
     def _new_manager(self, scheme: str, proxy: str) -> urllib3.PoolManager:
+        # The error about a certificate names a wrong clock; urllib3 would print a warning for each connection.
+        warnings.simplefilter("ignore", SystemTimeWarning)
         options: dict[str, Any] = {
             "timeout": urllib3.Timeout(connect=CONNECT_S_MAX, read=STALL_S_MAX),
             "ssl_context": _tls(self._ca) if "https" in (scheme, urlsplit(proxy).scheme) else None,

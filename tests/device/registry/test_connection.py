@@ -6,8 +6,9 @@ import gc
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import date, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -36,6 +37,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]
 def test_a_server_of_an_unknown_authority_is_refused(server: RegistryServer) -> None:
     with pytest.raises(RegistryUnreachable, match="is not trusted"):
         Registry(server.repository).manifest("steady")
+
+
+def test_a_clock_before_2025_causes_no_warning_of_python(
+    server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("urllib3.connection.RECENT_DATE", date(9999, 1, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RegistryLoginRefused):
+            Registry(server.repository, None, server.ca).manifest("steady")
 
 
 def test_a_registry_that_is_down_is_unreachable(server: RegistryServer) -> None:

@@ -87,8 +87,8 @@ class SshLoginRefused(LoginRefused):
 class CommandNotStarted(DeviceError):
     """Sudo or the login shell did not run a command. `next_step` is the last sentence of the message."""
 
-    def __init__(self, message: str, next_step: str) -> None:
-        super().__init__(f"{message}. {next_step}")
+    def __init__(self, message: str, next_step: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.next_step = next_step
 
 

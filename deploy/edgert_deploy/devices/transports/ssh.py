@@ -186,16 +186,16 @@ class SshTransport:
     def _start_error(self, end: str) -> CommandNotStarted:
         """Return the error for a command that did not start, because sudo or the login shell did not run it."""
         if self.device.become:
+            text = f"sudo did not run the command: {end}"
             step = next(step for part, step in _SUDO_STEPS.items() if part in end)
-            return CommandNotStarted(
-                f"{self.device.name}: sudo did not run the command: {end}",
-                f"{step}, log in as root, or add the device without --sudo",
+            step += ", log in as root, or add the device without --sudo"
+        else:
+            text = f"the login shell did not run EdgeRT's command: {end}"
+            step = (
+                "Log in as another user, or check on the device this user's shell and its startup files (.bashrc, .profile), "
+                "ForceCommand in sshd_config, and command= in authorized_keys"
             )
-        return CommandNotStarted(
-            f"{self.device.name}: the login shell did not run EdgeRT's command: {end}",
-            "Log in as another user, or check on the device this user's shell and its startup files (.bashrc, .profile), "
-            "ForceCommand in sshd_config, and command= in authorized_keys",
-        )
+        return CommandNotStarted(f"{self.device.name}: {text}. {step}", step)
 
     def _session(self) -> Any:
         """Open a channel.
