@@ -107,11 +107,11 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
         return (
             "steps" if shape[0] in steps else "texts"
         )  # the output of a text recognizer has fewer steps than its input
-    within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
+    is_within = within(reference)
     above = float((reference > 0.5).mean()) if reference.size else 0.0
-    if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
+    if is_within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
         return "thresholds"
-    if within and ((positions and _are_areas(reference)) or _are_many_classes(reference)):
+    if is_within and ((positions and _are_areas(reference)) or _are_many_classes(reference)):
         return "maps"
     if _are_embeddings(reference):
         return "neighbours"
