@@ -133,8 +133,7 @@ def _are_classes(numbers: Array) -> bool:
 
 def _are_areas(reference: Array) -> bool:
     """Return whether values over positions mark areas: most are near 0 or 1, unlike depths."""
-    extreme = float(((reference < EXTREME) | (reference > 1 - EXTREME)).mean())
-    return float(reference.max(initial=0.0)) > 0 and extreme >= EXTREMES_MIN
+    return float(((reference < EXTREME) | (reference > 1 - EXTREME)).mean()) >= EXTREMES_MIN
 
 
 def _is_forecast(shape: tuple[int, ...], series: tuple[int, ...]) -> bool:
@@ -142,9 +141,7 @@ def _is_forecast(shape: tuple[int, ...], series: tuple[int, ...]) -> bool:
 
     With one channel, scores of classes have the same shape.
     """
-    if len(shape) != 2 or len(series) != 2:
-        return False
-    return shape[0] != series[0] and 2 <= shape[1] == series[1] < series[0]
+    return len(shape) == len(series) == 2 and shape[0] != series[0] and 2 <= shape[1] == series[1] < series[0]
 
 
 def _is_picture(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
