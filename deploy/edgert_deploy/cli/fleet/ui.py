@@ -22,23 +22,11 @@ from edgert_deploy.cli.shared.broker_options import broker_options
 from edgert_deploy.cli.shared.option_groups import SectionedCommand
 from edgert_deploy.cli.shared.options import for_option, listen_option_of, store_option_of
 from edgert_deploy.cli.shared.stopping import stopping
-from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import FILE_NAME, Size
 from edgert_deploy.common.folders import state_folder
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.quantities import size_text
-from edgert_deploy.fleet.store.query import FleetQuery
-from edgert_deploy.fleet.store.recorder import Recorder
-from edgert_deploy.fleet.store.retention import Retention
-from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.fleet.subscriber import CONNECTED_AGAIN, FleetSubscriber
 from edgert_deploy.fleet.ui.access import Access, is_loopback, new_token
-from edgert_deploy.fleet.ui.answers import Answers
-from edgert_deploy.fleet.ui.fleet_state import FleetState
-from edgert_deploy.fleet.ui.history import History, baselines, versions_seen
-from edgert_deploy.fleet.ui.live_views import LiveViews
-from edgert_deploy.fleet.ui.rollouts import Rollouts
-from edgert_deploy.fleet.ui.server import PageServer
 
 PORT = 8765
 TICK_S = 1.0
@@ -111,6 +99,20 @@ def ui(
       edgert fleet ui --broker broker.example --tls --username ops --password-file pw --listen 127.0.0.1:9000
       ssh -L 8765:127.0.0.1:8765 ops-host   # for a page on another host: then open http://127.0.0.1:8765/
     """
+    # Imported here, because --help needs no database.
+    from edgert_deploy.cli.shared.team import open_rollouts
+    from edgert_deploy.fleet.store.query import FleetQuery
+    from edgert_deploy.fleet.store.recorder import Recorder
+    from edgert_deploy.fleet.store.retention import Retention
+    from edgert_deploy.fleet.store.store import Store
+    from edgert_deploy.fleet.subscriber import CONNECTED_AGAIN, FleetSubscriber
+    from edgert_deploy.fleet.ui.answers import Answers
+    from edgert_deploy.fleet.ui.fleet_state import FleetState
+    from edgert_deploy.fleet.ui.history import History, baselines, versions_seen
+    from edgert_deploy.fleet.ui.live_views import LiveViews
+    from edgert_deploy.fleet.ui.rollouts import Rollouts
+    from edgert_deploy.fleet.ui.server import PageServer
+
     host, port = listen
     access = access_for(host, names, token_file)
     path = store_url or own_store(settings)

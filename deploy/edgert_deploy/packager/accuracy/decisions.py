@@ -107,11 +107,11 @@ def _recognized(reference: Array, named: bool, steps: Collection[int]) -> str:
     if len(shape) == 2 and min(shape) >= 2 and rank_classes(reference):
         # The output of a text recognizer has fewer steps than its input, and many of its steps are the blank of CTC.
         return "texts" if shape[0] not in steps and _has_blank(reference) else "steps"
-    within = float(reference.min(initial=0.0)) >= 0.0 and float(reference.max(initial=0.0)) <= 1.0 + 1e-6
+    is_within = within_0_and_1(reference)
     above = float((reference > 0.5).mean()) if reference.size else 0.0
-    if within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
+    if is_within and int(np.prod(shape)) < MAP_POSITIONS_MIN and MINORITY_MIN <= above <= 1 - MINORITY_MIN:
         return "thresholds"
-    if within and ((positions and _are_areas(reference)) or _are_many_classes(reference)):
+    if is_within and ((positions and _are_areas(reference)) or _are_many_classes(reference)):
         return "maps"
     if _are_embeddings(reference):
         return "neighbours"
@@ -138,8 +138,7 @@ def _are_classes(numbers: Array) -> bool:
 
 def _are_areas(reference: Array) -> bool:
     """Return whether values over positions mark areas: most are near 0 or 1, unlike depths."""
-    extreme = float(((reference < EXTREME) | (reference > 1 - EXTREME)).mean())
-    return float(reference.max(initial=0.0)) > 0 and extreme >= EXTREMES_MIN
+    return float(((reference < EXTREME) | (reference > 1 - EXTREME)).mean()) >= EXTREMES_MIN
 
 
 def _is_forecast(shape: tuple[int, ...], series: tuple[int, ...]) -> bool:
@@ -147,9 +146,7 @@ def _is_forecast(shape: tuple[int, ...], series: tuple[int, ...]) -> bool:
 
     With one channel, scores of classes have the same shape.
     """
-    if len(shape) != 2 or len(series) != 2:
-        return False
-    return shape[0] != series[0] and 2 <= shape[1] == series[1] < series[0]
+    return len(shape) == len(series) == 2 and shape[0] != series[0] and 2 <= shape[1] == series[1] < series[0]
 
 
 def _is_picture(shape: tuple[int, ...], image: tuple[int, ...]) -> bool:

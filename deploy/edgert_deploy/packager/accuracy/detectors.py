@@ -133,10 +133,7 @@ def _without_angle(name: str, array: Array) -> Detect | None:
 
     Return None if the output does not hold oriented boxes, as YOLO's `[N, 4 + C + 1, A]`.
     """
-    if array.ndim != 3 or array.shape[1] > array.shape[2]:
-        return None
-    angles = array[:, -1]
-    if within_0_and_1(angles) or not _are_angles(angles):
+    if array.ndim != 3 or array.shape[1] > array.shape[2] or not _are_angles(array[:, -1]):
         return None
     return _one_output(name, array[:, :-1])
 
@@ -243,7 +240,7 @@ def _layout(name: str, boxes: Array, extras: int, image: tuple[int, int], *, poi
     axis = 1 if boxes.shape[1] < boxes.shape[2] else 2
     rows = np.moveaxis(boxes, axis, 1)
     rows, behind = rows[:, : rows.shape[1] - extras], rows[:, rows.shape[1] - extras :]
-    if extras and (within_0_and_1(behind) or (points and not within_0_and_1(behind[:, 2::3]))):
+    if points and not within_0_and_1(behind[:, 2::3]):
         return None
     if axis == 2 and are_suppressed(rows):
         return Layout(name, "centres" if within_0_and_1(rows[:, :4]) else "suppressed", False, extras, image)

@@ -15,6 +15,7 @@ from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.accuracy.detectors import are_in_cells, are_suppressed, confident_boxes, in_shares
 from edgert_deploy.packager.accuracy.golden_samples import golden_rows
+from edgert_deploy.packager.accuracy.judgement import within_0_and_1
 from edgert_deploy.packager.accuracy.metrics import metric_for
 from edgert_deploy.packager.accuracy.reference import Metric, Outputs, Reference, Rows
 from edgert_deploy.packager.builders import Artifact
@@ -26,7 +27,6 @@ from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.samples.signal_samples import features_of
 from edgert_deploy.packager.sources.source_model import SourceModel, reference_engine
 
-SHARE_TOLERANCE = 1e-6  # the rounding error of a probability of 1
 ScoresRule = TypeVar("ScoresRule", Classify | None, Ctc | None)
 
 
@@ -108,8 +108,7 @@ def _softmax_once(rule: ScoresRule, source: SourceModel, answers: Outputs) -> Sc
     if rule is None or not rule.softmax:
         return rule
     scores = next(array for spec, array in zip(source.outputs, answers, strict=True) if spec.name == rule.output)
-    within = scores.dtype.kind == "f" and scores.size and scores.min() >= 0.0 and scores.max() <= 1.0 + SHARE_TOLERANCE
-    return replace(rule, softmax=False) if within or scores.dtype.kind != "f" else rule
+    return rule if scores.dtype.kind == "f" and not within_0_and_1(scores) else replace(rule, softmax=False)
 
 
 def _answers(source: SourceModel, samples: CalibrationSet) -> Outputs:

@@ -270,6 +270,13 @@ def test_a_forecast_from_0_to_1_is_judged_by_its_values() -> None:
     assert judged(decisions, inputs=[(96, 40)])[0].name == "thresholds"
 
 
+def test_values_on_one_side_of_a_half_and_probabilities_of_positions_are_not_taken_for_other_decisions() -> None:
+    shares = RANDOM.uniform(0, 0.4, (30, 12)).astype(np.float32)
+    assert judged(shares)[0].name == "values"
+    scores = softmax(RANDOM.normal(0, 5, (4, 16, 16, 5)).astype(np.float32))
+    assert judged(scores, inputs=[(3, 16, 16)])[0].name == "maps"
+
+
 def test_a_depth_is_judged_over_all_positions_and_not_in_each_row() -> None:
     """The rows of the sky and of the floor hardly vary, so a small error is large there."""
     rows = np.linspace(10, 1, 24)[:, None] + RANDOM.normal(0, 0.02, (20, 24, 32))

@@ -150,6 +150,11 @@ def test_boxes_in_shares_of_the_image_are_recognized_in_one_output_with_their_sc
     assert found.name == "maps"
 
 
+def test_the_scores_of_two_heads_are_not_taken_for_boxes_and_their_scores() -> None:
+    heads = [(RANDOM.uniform(0, 1, (6, 196, size)) ** 4).astype(np.float32) for size in (10, 12)]
+    assert [found.name for found in judged(*heads, inputs=[(3, 224, 224)])] == ["maps", "maps"]
+
+
 @pytest.mark.parametrize("sides", [(8, 20), (60, 250)], ids=["negative logarithms", "positive logarithms"])
 def test_boxes_relative_to_cells_are_compared_in_each_cell_as_they_overlap_in_the_image(sides: tuple[int, int]) -> None:
     """YOLOX's default export. Earlier code compared the logarithms as if they were sides."""

@@ -22,15 +22,18 @@ def judged(arrays: list[Array]) -> Judgement:
 
 def yolo_with_extras(kind: str, images: int = 4) -> list[Array]:
     """Make the outputs of YOLO with masks (also in YOLOv5's form, and in shares of the image) or with key points."""
-    anchors, classes = 2100, 1 if kind == "points" else 2
+    anchors, classes = 2100, 1 if kind.startswith("points") else 2
     scores = RANDOM.uniform(0, 0.02, (images, classes, anchors))
     scores[:, 0, ::700] = 0.8
     boxes = np.concatenate(
         [RANDOM.uniform(40, 280, (images, 2, anchors)), RANDOM.uniform(20, 60, (images, 2, anchors)), scores], 1
     )
-    if kind == "points":
+    if kind.startswith("points"):
         places = boxes[:, None, :2] + RANDOM.uniform(-0.5, 0.5, (images, 17, 2, anchors)) * boxes[:, None, 2:4]
         points = np.concatenate([places, RANDOM.uniform(0.6, 1, (images, 17, 1, anchors))], 2)
+        if kind == "points in shares":
+            boxes[:, :4] /= 320
+            points[:, :, :2] /= 320
         return [np.concatenate([boxes, points.reshape(images, -1, anchors)], 1).astype(np.float32)]
     masks, factors = RANDOM.normal(0, 1, (images, 32, 80, 80)), RANDOM.normal(0, 1, (images, 32, anchors))
     rows = np.concatenate([boxes, factors], 1).astype(np.float32)
@@ -41,7 +44,7 @@ def yolo_with_extras(kind: str, images: int = 4) -> list[Array]:
     return [rows, masks.astype(np.float32)]
 
 
-@pytest.mark.parametrize("kind", ["masks", "masks and objectness", "masks in shares", "points"])
+@pytest.mark.parametrize("kind", ["masks", "masks and objectness", "masks in shares", "points", "points in shares"])
 def test_masks_and_points_of_a_detector_are_judged_for_its_objects_only(kind: str) -> None:
     reference = yolo_with_extras(kind)
     found = judged(reference)
@@ -49,12 +52,13 @@ def test_masks_and_points_of_a_detector_are_judged_for_its_objects_only(kind: st
     assert found.score(reference, reference) == 1.0
     anchors_first = kind == "masks and objectness"
     rows = reference[0].transpose(0, 2, 1) if anchors_first else reference[0]
-    confident = rows[:, 5 if anchors_first else 4 :][:, : 1 if kind == "points" else 2].max(axis=1) >= 0.25
+    confident = rows[:, 5 if anchors_first else 4 :][:, : 1 if kind.startswith("points") else 2].max(axis=1) >= 0.25
 
     def changed(where: Array) -> list[Array]:
         """FP32's answers with other factors or points in the anchors `where`."""
-        extras = rows[:, -51:] if kind == "points" else rows[:, -32:]
-        other = np.where(where[:, None], np.roll(extras, 7, axis=1) if kind == "points" else -extras, extras)
+        points = kind.startswith("points")
+        extras = rows[:, -51:] if points else rows[:, -32:]
+        other = np.where(where[:, None], np.roll(extras, 7, axis=1) if points else -extras, extras)
         new = np.concatenate([rows[:, : -extras.shape[1]], other], 1)
         return [new.transpose(0, 2, 1) if anchors_first else new, *reference[1:]]
 
