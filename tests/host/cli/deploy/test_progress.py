@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from edgert.bundle.signing import new_key
+from edgert.errors import ErrorText
 from edgert_deploy.cli import main
 from edgert_deploy.cli.deploy.progress import RolloutProgress
 from edgert_deploy.common.parallel import UserStop
 from edgert_deploy.devices.inventory import Inventory
-from edgert_deploy.rollout.deployment import ErrorText, Outcome, Result
+from edgert_deploy.rollout.deployment import Outcome, Result
 from tests.support.bundles import make_null_bundle
 from tests.support.commands import Edgert
 from tests.support.paths import ROOT
@@ -27,7 +28,7 @@ from edgert_deploy.cli.shared.output import say
 from edgert_deploy.cli import main
 from edgert_deploy.cli.deploy.progress import RolloutProgress
 from edgert_deploy.common.parallel import UserStop
-from edgert_deploy.rollout.deployment import ErrorText, Outcome, Result
+from edgert_deploy.rollout.deployment import Outcome, Result
 with RolloutProgress("echo release 2", 40, UserStop()) as progress:
     for n in range(39):
         progress(f"unit-{n}", "send")
