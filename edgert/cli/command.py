@@ -197,7 +197,10 @@ def _open_closed_streams() -> None:
 
 
 def _with_hint(error: click.ClickException) -> click.ClickException:
-    """Add how to give several values to the error of an extra argument, if another argument takes a list."""
+    """Add the next step: how to give several values to one argument, or the place of --json."""
+    is_json = isinstance(error, click.NoSuchOption) and error.option_name == "--json"
+    if is_json and isinstance(error, click.UsageError) and error.ctx and isinstance(error.ctx.command, click.Group):
+        return click.UsageError("give --json after the command", error.ctx)
     if error.message.startswith("Got unexpected extra argument") and isinstance(error, click.UsageError) and error.ctx:
         for param in error.ctx.command.params:
             if hint := getattr(param.type, "hint_about_more", ""):

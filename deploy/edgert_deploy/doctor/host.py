@@ -114,13 +114,15 @@ def _engines(report: Report) -> None:
 
 
 def _signing_key(report: Report) -> None:
-    folder = restore_public_halves()
+    folder, project = restore_public_halves(), find_project()
     privates = sorted(folder.glob(f"*{PRIVATE_SUFFIX}"))
-    if not privates:
+    if not privates and not project.is_users and list(project.public_keys.glob(f"*{PUBLIC_SUFFIX}")):
+        text = f"there is no key in {folder}: this host can deploy bundles of other hosts, but sign none"
+        report.warn("signing key", text, "only to build here: edgert keys new --name NAME, then bootstrap --key NAME")
+    elif not privates:
         report.fail("signing key", f"there is no key in {folder}", "edgert keys new, or copy your key into this folder")
     for path in privates:
         _check_key(report, path)
-    project = find_project()
     if not project.is_users and folder.resolve().is_relative_to(project.root):
         report.warn(
             "signing key", f"{folder} is in the project", "keep keys outside the project: keys = ... in edgert.toml"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import re
 import subprocess
@@ -170,6 +171,14 @@ def test_a_command_that_is_nearly_right_gets_the_right_command_as_a_proposal(
     shown = capfd.readouterr().err
     assert (f"did you mean {near}?" in shown) == (near is not None)
     assert "\nerror: " in shown, "as for each other error"
+
+
+@pytest.mark.parametrize("words", [("--json", "status"), ("keys", "--json")])
+def test_the_error_about_json_before_the_command_names_its_place(
+    words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == 2
+    assert "give --json after the command" in json.loads(capfd.readouterr().out)["error"]["message"]
 
 
 @pytest.mark.parametrize(

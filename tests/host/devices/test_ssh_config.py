@@ -190,6 +190,24 @@ def test_words_of_the_configuration_may_be_separated_by_a_tab(config: Path) -> N
     ]
 
 
+def test_a_line_may_end_with_a_comment(config: Path) -> None:
+    """OpenSSH accepts this, except after a command."""
+    config.write_text(
+        'Host board # the first one\n HostName 10.0.0.7 # by DHCP\n User "a #b"\n IdentityFile ~/a#b\n'
+        ' ProxyCommand ssh -W %h:%p b #1\nMatch originalhost board exec "test 1 = 1 # yes" # no\n Port 7\n'
+    )
+    found = read_ssh_config().lookup("board")
+    assert (found["hostname"], found["port"]) == ("10.0.0.7", "7")
+    assert found["identityfile"] == [f"{config.parents[1]}/a#b"]
+    assert (found["user"].strip('"'), found["proxycommand"]) == ("a #b", "ssh -W 10.0.0.7:7 b #1")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7", "7"), ("1m30s", "90"), ("2M", "120"), ("none", None)])
+def test_connect_timeout_may_have_a_unit(config: Path, text: str, seconds: str | None) -> None:
+    config.write_text(f"Host board\n ConnectTimeout {text}\n")
+    assert read_ssh_config().lookup("board").get("connecttimeout") == seconds
+
+
 def test_a_command_of_the_configuration_does_not_read_stdin(config: Path) -> None:
     """In older versions, the answer to a question, or an input of `edgert infer`, lost its first byte."""
     config.write_text('Match host board exec "cat; exit 0"\n User one\nMatch host board exec "exit 3"\n Port 7\n')

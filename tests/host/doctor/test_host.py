@@ -31,6 +31,19 @@ def test_a_complete_host_passes_all_checks(inventory: Inventory, tmp_path: Path)
     assert list(signing_keys().values()) == ["default"]
 
 
+def test_a_host_of_a_team_needs_no_signing_key_to_deploy(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = key_paths(tmp_path / "conf" / "keys", "default")
+    private.unlink()
+    assert levels(check_host(inventory), "signing key") == [FAIL]
+    (tmp_path / "fleet" / "keys").mkdir(parents=True)
+    (tmp_path / "fleet" / "edgert.toml").touch()
+    public.rename(tmp_path / "fleet" / "keys" / "default.pem")
+    monkeypatch.chdir(tmp_path / "fleet")
+    assert levels(check_host(inventory), "signing key") == [WARN]
+
+
 def test_a_fault_of_the_host_is_reported_with_its_next_step(
     inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from edgert.printable import counted, printable
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
 from edgert_deploy.common.parallel import UserStop
-from edgert_deploy.rollout.deployment import Outcome
+from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.plan import Step
 
 FIRST = "stopping: unfinished devices keep or return to their old version. Ctrl-C again detaches at once"
@@ -51,7 +51,7 @@ class RolloutProgress:
         self._each = verbose or devices == 1
         self._console = Console(stderr=True)
         self._rows: dict[str, _Row] = {}
-        self._ended = self._failed = 0
+        self._ended = self._failed = self._stopped = 0
         self._begun_at = time.monotonic()
         self._lock = threading.Lock()
         self._interrupts = ExitStack()
@@ -98,7 +98,10 @@ class RolloutProgress:
         with self._lock:
             self._rows.pop(outcome.device, None)
             before, self._ended = self._ended, self._ended + 1
-            self._failed += outcome.error is not None
+            if outcome.result is Result.STOPPED:
+                self._stopped += 1
+            elif outcome.error is not None:
+                self._failed += 1
             text = self._counts()
         if not self._each and self._live is None and 10 * before // self._devices < 10 * self._ended // self._devices:
             say("", text)
@@ -109,7 +112,8 @@ class RolloutProgress:
 
     def _counts(self) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        return f"{self._title}: {self._ended} of {counted(self._devices, 'device')}{failed}"
+        stopped = f", {self._stopped} stopped" if self._stopped else ""
+        return f"{self._title}: {self._ended} of {counted(self._devices, 'device')}{failed}{stopped}"
 
     def _table(self) -> RenderableType:
         """Return the table for the terminal: the devices in progress that fit, the longest in progress first."""

@@ -29,6 +29,15 @@ INCLUDES_MAX = 64
 CONFIG_BYTES_MAX = 1024**2
 KEYS_MAX = 64
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+)")
+_COMMANDS = {
+    "proxycommand",
+    "localcommand",
+    "remotecommand",
+    "knownhostscommand",
+}  # their value is the rest of the line
+_COMMENT = re.compile(r"""((?:"[^"]*"|[^"])*?)\s#.*""")  # a comment at the end of a line, outside of quotes
+_TIME = re.compile(r"(?:\d+[smhdw]?)+", re.I)  # a time of sshd_config(5), such as 1m30s
+_UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _NEVER = "Host !*"
 _UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko takes these as true
 _KEY_HEAD_BYTES = 256  # enough for "-----BEGIN OPENSSH PRIVATE KEY-----" and similar lines
@@ -195,7 +204,12 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
     section = "Host *"
     for line in path.read_text(errors="replace").splitlines():  # a comment may be in another encoding
         match = _SETTING.match(line)
+        if match and match[1].lower() not in _COMMANDS and (commented := _COMMENT.fullmatch(line)):
+            line = commented[1]
+            match = _SETTING.match(line)
         keyword, rest = (match[1].lower(), match[2]) if match else ("", "")
+        if keyword == "connecttimeout":  # Fabric reads only whole seconds
+            line = _connect_timeout(rest.strip())
         if keyword != "include":
             if keyword == "match" and _UNKNOWN_CRITERIA & {word.lstrip("!").lower() for word in rest.split()}:
                 line = _NEVER
@@ -210,6 +224,16 @@ def _lines(path: Path, folder: Path, left: list[int]) -> Iterator[str]:
                 )
             yield from _lines(name, folder, left)
         yield section  # the following lines belong to the section before the include
+
+
+def _connect_timeout(text: str) -> str:
+    """Return the setting in seconds. Without a limit (`none`), EdgeRT's own limit applies."""
+    if text.lower() == "none":
+        return ""
+    if not _TIME.fullmatch(text):
+        return f"ConnectTimeout {text}"  # `_Hop` reports it
+    seconds = sum(int(count) * _UNIT_S[unit.lower()] for count, unit in re.findall(r"(\d+)([a-zA-Z]?)", text))
+    return f"ConnectTimeout {seconds}"
 
 
 def _files(pattern: str, folder: Path) -> list[Path]:

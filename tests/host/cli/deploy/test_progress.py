@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgert.bundle.signing import new_key
+from edgert.errors import ErrorText
 from edgert_deploy.cli import main
 from edgert_deploy.cli.deploy.progress import RolloutProgress
 from edgert_deploy.common.parallel import UserStop
@@ -130,6 +131,15 @@ def test_without_a_table_each_tenth_of_the_fleet_is_a_line_and_verbose_prints_ev
     with RolloutProgress("echo release 2", 1, UserStop()) as progress:
         progress("unit", "send")
     assert capfd.readouterr().err == "[unit] send\n"
+
+
+def test_a_device_whose_deployment_the_user_stopped_does_not_count_as_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    with RolloutProgress("echo release 2", 4, UserStop()) as progress:
+        progress.done(Outcome("unit-0", Result.FAILED, error=ErrorText("device.unreachable", "off")))
+        for n in range(1, 4):
+            progress.done(Outcome(f"unit-{n}", Result.STOPPED, error=ErrorText("deploy.interrupted", "interrupted")))
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == "echo release 2: 4 of 4 devices, 1 failed, 3 stopped"
 
 
 def test_a_summary_names_each_cause_once_and_with_verbose_every_device(
