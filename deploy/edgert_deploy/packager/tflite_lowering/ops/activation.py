@@ -109,7 +109,10 @@ def _hard_sigmoid(x: Value, node: Node) -> Value:
 
 
 def hard_swish_in_int8(x: Value, node: Node) -> Value:
-    """Compute x * relu6(x + 3) / 6. XNNPACK lacks HARD_SWISH in INT8, and TFLite's own kernel is many times slower."""
+    """Compute x * relu6(x + 3) / 6.
+
+    XNNPACK lacks HARD_SWISH in INT8, and TFLite's own kernel is many times slower.
+    """
     return x * (x.op("ADD", 3.0, activation="RELU6") * (1 / 6))
 
 
