@@ -126,7 +126,8 @@ def operators_of(cases: Iterable[Case]) -> set[str]:
 
 
 def quantized(case: Case, samples: int = 100) -> bytes:
-    return quantize_int8(lower(model_of(case)), [list(inputs_of(case, 1, seed).values()) for seed in range(samples)])
+    content = lower(model_of(case), for_int8=True)
+    return quantize_int8(content, [list(inputs_of(case, 1, seed).values()) for seed in range(samples)])
 
 
 def sqnr_db(wanted: NDArray[Any], got: NDArray[Any]) -> float:

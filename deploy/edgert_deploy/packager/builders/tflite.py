@@ -168,7 +168,8 @@ class _Conversion:
             content = source.tflite if source.quantized else with_builtin_operators(source.tflite)
         else:
             self.progress("tflite: lowering the ONNX graph")
-            content = lower(float_proto(source), share_weights=not self.spec.float_layers)
+            full_int8 = self.spec.precision == "int8" and self.spec.recipe != DYNAMIC_RANGE
+            content = lower(float_proto(source), share_weights=not self.spec.float_layers, for_int8=full_int8)
         if self.spec.precision == "int8" and not (source.tflite and source.quantized):
             content = self._quantized(content)
         elif self.spec.precision == "fp16":

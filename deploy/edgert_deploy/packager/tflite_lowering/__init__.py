@@ -25,7 +25,9 @@ from edgert_deploy.packager.tflite_lowering.folding import FOLDED
 from edgert_deploy.packager.tflite_lowering.fusion import fuse
 from edgert_deploy.packager.tflite_lowering.graph import Graph, Node, read_graph
 from edgert_deploy.packager.tflite_lowering.lowering import Lowering
+from edgert_deploy.packager.tflite_lowering.op import Op
 from edgert_deploy.packager.tflite_lowering.ops import OPS
+from edgert_deploy.packager.tflite_lowering.ops.activation import IN_INT8
 from edgert_deploy.packager.tflite_lowering.value import Unsupported
 from edgert_deploy.packager.tflite_lowering.widening import widen
 
@@ -34,18 +36,21 @@ __all__ = ["OPS", "lower"]
 Problem = tuple[str, str]  # the part that cannot be converted, and the reason
 
 
-def lower(model: onnx.ModelProto, *, share_weights: bool = True) -> bytes:
+def lower(model: onnx.ModelProto, *, share_weights: bool = True, for_int8: bool = False) -> bytes:
     """Return the float32 .tflite file of a checked model. The same model gives the same bytes.
 
     Without `share_weights`, each operator has weights of its own, so that a quantizer can leave one of them in float.
+    With `for_int8`, the file has operators that are fast in full INT8.
     Raises OperatorUnsupported with a list of all unsupported parts, and BuildFailed if ONNX Runtime cannot fold the
     model.
     """
-    graph = fuse(widen(read_graph(model, OPS), OPS), OPS)
-    lowering = Lowering(graph, OPS, share_weights=share_weights)
+    ops = OPS | (IN_INT8 if for_int8 else {})
+    graph = fuse(widen(read_graph(model, ops), ops), ops)
+    lowering = Lowering(graph, ops, share_weights=share_weights)
     problems = _define_inputs(lowering, graph)
     for node in graph.nodes:
-        problems += _lower_node(lowering, node)
+        op = ops.get(node.op_type) if node.domain in ONNX_DOMAINS else None
+        problems += _lower_node(lowering, node, op)
     if not problems:
         try:
             return lowering.finish()
@@ -87,12 +92,11 @@ def _define_inputs(lowering: Lowering, graph: Graph) -> list[Problem]:
     return problems
 
 
-def _lower_node(lowering: Lowering, node: Node) -> list[Problem]:
+def _lower_node(lowering: Lowering, node: Node, op: Op | None) -> list[Problem]:
     """Write `node`; return the problem if this is impossible.
 
     In this case, the outputs of `node` are defined all the same, so that one run finds the problems of all nodes.
     """
-    op = OPS.get(node.op_type) if node.domain in ONNX_DOMAINS else None
     problems = []
     try:
         if op is None and (node.op_type not in FOLDED or lowering.placeholders.isdisjoint(node.inputs)):
