@@ -87,6 +87,8 @@ class Result:
         output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
         words = shlex.join(word for word in self.argv if "\n" not in word)  # omit scripts, which tell a user nothing
         end = f"exited with {self.exit_code}" if self.exit_code >= 0 else "was killed"
+        if self.exit_code < -1:  # over SSH, the signal is unknown
+            end += f" by signal {-self.exit_code}"
         return f"`{words[:200]}` {end}: {output or 'no output'}"
 
 

@@ -89,6 +89,7 @@ def test_a_complaint_names_the_words_of_a_command_and_not_its_script() -> None:
         "`sh -c sh '/a folder'` exited with 1: mkdir: Read-only file system"
     )
     assert Result(("pip", "install"), -1, "", "").failure_text() == "`pip install` was killed: no output"
+    assert Result(("pip", "install"), -9, "", "").failure_text() == "`pip install` was killed by signal 9: no output"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
