@@ -107,7 +107,7 @@ def default_cache() -> FileCache:
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:
-    """Remove those of `folders` that an interrupted write left: they have not changed for ABANDONED_AFTER_S."""
+    """Remove folders of interrupted writes: those that did not change for ABANDONED_AFTER_S."""
     for folder in folders:
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_AFTER_S:
