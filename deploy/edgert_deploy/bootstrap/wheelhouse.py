@@ -33,6 +33,7 @@ from edgert_deploy.bootstrap.locked_wheels import MACHINES, Lock
 from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
 from edgert_deploy.bootstrap.pip import NoWheels, run_pip
 from edgert_deploy.common import sbom
+from edgert_deploy.common.file_cache import remove_abandoned
 from edgert_deploy.common.folders import cache_folder
 
 ROUNDS_MAX = 6  # each round downloads the requirements of the wheels from the round before
@@ -369,6 +370,7 @@ def _digest(pins: Mapping[str, str]) -> str:
 def _beside(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder. Rename it to `folder` if the block succeeds; remove it if the block fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(folder.parent.glob(".*"))  # of a process that was killed, or ended by a second Ctrl-C
     partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     try:
         yield partial

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,10 +84,7 @@ class FileCache:
             total += size
             if total > self.bytes_max:
                 shutil.rmtree(path, ignore_errors=True)
-        for path in self.folder.glob(".new-*"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > ABANDONED_AFTER_S:
-                    shutil.rmtree(path, ignore_errors=True)
+        remove_abandoned(self.folder.glob(".new-*"))
 
     def _entries(self) -> Iterator[tuple[Path, float, int]]:
         """Yield each entry, the time of its last use, and its bytes."""
@@ -107,6 +104,14 @@ def default_cache() -> FileCache:
     with about("EDGERT_CACHE"):
         bytes_max = size_bytes(limit) if limit else BYTES_MAX
     return FileCache(cache_folder() / "build", bytes_max)
+
+
+def remove_abandoned(folders: Iterable[Path]) -> None:
+    """Remove folders of interrupted writes: those that did not change for ABANDONED_AFTER_S."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED_AFTER_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy(source: Path, target: Path) -> str:

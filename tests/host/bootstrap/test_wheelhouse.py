@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -164,6 +165,18 @@ def test_an_engine_is_not_left_out_because_the_network_fails(
         prepare(target, ("onnxruntime", "null"), shrink=True, lock=lock)
     assert "--unlocked" not in caught.value.message
     assert "object at" not in caught.value.message
+
+
+def test_folders_that_a_killed_bootstrap_left_are_removed_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wheels = tmp_path / "edgert" / "wheels"
+    for name, age_s in ((".old", 2 * 86_400), (".new", 60)):
+        (wheels / name).mkdir(parents=True)
+        os.utime(wheels / name, (time.time() - age_s,) * 2)
+    prepare(WheelTarget("3.12", "x86_64", "2.36"), ("null",), lock=shipped_lock())
+    assert [path.name for path in wheels.glob(".*")] == [".new"]
 
 
 def test_a_wheelhouse_that_pip_cannot_complete_leaves_no_folder(
