@@ -357,12 +357,12 @@ class _EngineBuild:
     def _with_float_layers(self, plain: Candidate) -> Candidate | None:
         """Return the candidate with the fewest layers in float that passes; warn of the outcome."""
         findings, share_min = self.findings, INT8_SHARE_MIN if self.findings.target.is_auto else 0.0
-        if self.budget.spent and not findings.builder.evaluation.source.quantized:
-            findings.warn(
-                f"{findings.name}: {self.engine} INT8 does not pass, and earlier searches spent the budget, so there was no "
-                f"search for layers in float in {self.engine}. Repeat the build to continue, or give a larger --budget"
-            )
         if self.budget.spent:
+            if not findings.builder.evaluation.source.quantized:
+                findings.warn(
+                    f"{findings.name}: {self.engine} INT8 does not pass, and earlier searches spent the budget, so there was "
+                    f"no search for layers in float in {self.engine}. Repeat the build to continue, or give a larger --budget"
+                )
             return None
         try:
             search = search_float_layers(findings.builder, plain, self.budget, share_min)
