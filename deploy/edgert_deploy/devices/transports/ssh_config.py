@@ -23,21 +23,18 @@ from paramiko.agent import AgentSSH
 from paramiko.config import SSHConfig
 from paramiko.pkey import UnknownKeyType
 
+from edgert.durations import UNITS_S
 from edgert.errors import ConfigInvalid
 
 INCLUDES_MAX = 64
 CONFIG_BYTES_MAX = 1024**2
 KEYS_MAX = 64
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+)")
-_COMMANDS = {
-    "proxycommand",
-    "localcommand",
-    "remotecommand",
-    "knownhostscommand",
-}  # their value is the rest of the line
+# The value of these settings is the rest of the line.
+_COMMANDS = {"proxycommand", "localcommand", "remotecommand", "knownhostscommand"}
 _COMMENT = re.compile(r"""((?:"[^"]*"|[^"])*?)\s#.*""")  # a comment at the end of a line, outside of quotes
 _TIME = re.compile(r"(?:\d+[smhdw]?)+", re.I)  # a time of sshd_config(5), such as 1m30s
-_UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNIT_S = {**UNITS_S, "": 1, "w": 604_800}
 _NEVER = "Host !*"
 _UNKNOWN_CRITERIA = {"localnetwork", "tagged", "version", "sessiontype", "command"}  # paramiko takes these as true
 _KEY_HEAD_BYTES = 256  # enough for "-----BEGIN OPENSSH PRIVATE KEY-----" and similar lines
