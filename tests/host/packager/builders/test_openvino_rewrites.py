@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("onnx")
 
@@ -17,12 +18,20 @@ from edgert_deploy.packager.builders.openvino_rewrites import with_products
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.formats.convert import Conversion
 from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
-from edgert_deploy.packager.sources.source_model import load_source
+from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
 from tests.support.builders import build, samples_for
 from tests.support.needed import needed
 
 needed("nncf")
+
+
+def answers(
+    source: SourceModel, samples: CalibrationSet, precision: Precision, folder: Path
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Return the answer of OpenVINO's artifact and of the source, for each output."""
+    artifact = build("openvino", source, samples, precision, folder)
+    return list(zip(artifact_outputs(artifact, source, samples), reference_outputs(source, samples), strict=True))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -36,9 +45,7 @@ def test_the_positions_of_a_funnel_transformer_are_right(precision: Precision, t
     proto = models.model("float[N,16,4,8] x) => (float[N,4,16,32] y", body, weights)
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     samples = samples_for(source)
-    artifact = build("openvino", source, samples, precision, tmp_path / "out")
-    (expected,) = reference_outputs(source, samples)
-    (answer,) = artifact_outputs(artifact, source, samples)
+    ((answer, expected),) = answers(source, samples, precision, tmp_path / "out")
     assert np.abs(answer - expected).max() < (1e-4 if precision == "fp32" else 0.1) * np.abs(expected).max()
 
 
@@ -58,9 +65,7 @@ def test_the_product_with_a_constant_of_positions_before_a_convolution_is_right(
         models.write(models.model(f"float[N,4,{item}] x) => (float[N,5,{item}] y", body, weights), tmp_path / "m.onnx")
     )
     samples = samples_for(source)
-    artifact = build("openvino", source, samples, precision, tmp_path / "out")
-    (expected,) = reference_outputs(source, samples)
-    (answer,) = artifact_outputs(artifact, source, samples)
+    ((answer, expected),) = answers(source, samples, precision, tmp_path / "out")
     assert np.abs(answer - expected).max() < (1e-4 if precision == "fp32" else 0.05) * np.abs(expected).max()
 
 
@@ -81,9 +86,7 @@ def test_the_attention_of_as_many_heads_as_tokens_is_right(buckets: str, tmp_pat
     source = load_source(models.write(proto, tmp_path / "m.onnx"), read)
     rows = CalibrationSet({"x": models.random(12, 4, 32, seed=2) - 0.5}, None)
     samples = replace(rows, lengths=np.full(12, 4), buckets=source.buckets) if buckets else rows
-    artifact = build("openvino", source, samples, "fp32", tmp_path / "out")
-    (expected,) = reference_outputs(source, samples)
-    (answer,) = artifact_outputs(artifact, source, samples)
+    ((answer, expected),) = answers(source, samples, "fp32", tmp_path / "out")
     np.testing.assert_allclose(answer, expected, atol=1e-4)
 
 
@@ -124,8 +127,5 @@ def test_the_best_rows_of_the_first_values_compile_as_in_the_heads_of_yolo26(tmp
     proto = models.model("float[1,9,6] x) => (float[1,3,4] y, float[1,3] z", body, weights)
     source = load_source(models.write(proto, tmp_path / "m.onnx"))
     samples = samples_for(source)
-    artifact = build("openvino", source, samples, "fp32", tmp_path / "out")
-    for answer, expected in zip(
-        artifact_outputs(artifact, source, samples), reference_outputs(source, samples), strict=True
-    ):
+    for answer, expected in answers(source, samples, "fp32", tmp_path / "out"):
         np.testing.assert_allclose(answer, expected, rtol=1e-6)
