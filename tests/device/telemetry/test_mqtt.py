@@ -14,14 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgert.errors import ConfigInvalid
-from edgert.telemetry.mqtt import (
-    BrokerRefused,
-    BrokerTlsFailed,
-    BrokerUnreachable,
-    Connection,
-    MqttSettings,
-    Will,
-)
+from edgert.telemetry.mqtt import BrokerRefused, BrokerTlsFailed, BrokerUnreachable, Connection, MqttSettings, Will
 from tests.support.devices import WAIT_S_MAX
 from tests.support.servers.brokers import Broker
 from tests.support.servers.ports import free_port
