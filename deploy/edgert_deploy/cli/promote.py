@@ -16,7 +16,7 @@ from edgert_deploy.cli.shared.channel_options import (
     channels_of,
     devices_text,
     entry_options,
-    reach_options,
+    registry_options,
     signing_options,
     warn_of_lower_scores,
 )
@@ -31,7 +31,7 @@ from edgert_deploy.rollout.channel_entries import newest_of, with_release
 )
 @click.option("--to", "target", type=ChannelName(), required=True, help="The channel that gets the release.")
 @entry_options("as before; with --limit, the project's time, else 60s")
-@reach_options
+@registry_options
 @signing_options
 @json_option
 def promote(

@@ -15,7 +15,7 @@ from edgert_deploy.cli.shared.channel_options import (
     check_offered,
     entry_options,
     offer_release,
-    reach_options,
+    registry_options,
     signing_options,
 )
 from edgert_deploy.cli.shared.types import BundlePath
@@ -30,7 +30,7 @@ from edgert_deploy.rollout.request import read_offer
 @channel_option
 @entry_options("the project's, else 60s")
 @signing_options
-@reach_options
+@registry_options
 @json_option
 def publish(
     bundle: Path,

@@ -24,7 +24,7 @@ from edgert_deploy.cli.shared.channel_options import (
     check_offered,
     entry_options,
     offer_release,
-    reach_options,
+    registry_options,
     signing_options,
 )
 from edgert_deploy.cli.shared.options import profiles_option
@@ -48,7 +48,7 @@ from edgert_deploy.devices.profiles import load_profile
 @channel_option
 @entry_options(duration_text(TRIAL_S), limits=False)
 @signing_options
-@reach_options
+@registry_options
 @profiles_option
 @json_option
 def publish_runtime(

@@ -12,7 +12,7 @@ from edgert_deploy.cli.shared.channel_options import (
     RegistryOptions,
     SigningOptions,
     channels_of,
-    reach_options,
+    registry_options,
     signing_options,
     statement_table,
 )
@@ -23,7 +23,7 @@ from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_mo
 @click.command()
 @click.argument("name", type=ChannelName())
 @click.argument("model", required=False, default="", type=ModelName())
-@reach_options
+@registry_options
 @signing_options
 @json_option
 def halt(name: str, model: str, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def halt(name: str, model: str, reach: RegistryOptions, signing: SigningOptions,
 @click.argument("name", type=ChannelName())
 @click.argument("model", required=False, default="", type=ModelName())
 @click.option("--retry", is_flag=True, help="Let devices that rolled the release back or refused it try it once more.")
-@reach_options
+@registry_options
 @signing_options
 @json_option
 def resume(name: str, model: str, retry: bool, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
@@ -66,7 +66,7 @@ def resume(name: str, model: str, retry: bool, reach: RegistryOptions, signing: 
     metavar="KEY",
     help="Revoke this key, by its id: devices no longer trust it. May be repeated.",
 )
-@reach_options
+@registry_options
 @signing_options
 @json_option
 def renew(name: str, revoked: tuple[str, ...], reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
@@ -88,7 +88,7 @@ def renew(name: str, revoked: tuple[str, ...], reach: RegistryOptions, signing: 
 @click.command()
 @click.argument("name", type=ChannelName())
 @click.argument("model", type=ModelName())
-@reach_options
+@registry_options
 @signing_options
 @json_option
 def remove(name: str, model: str, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import click
 from edgert.cli.output import emit, json_option
 from edgert.typed_json import to_json
 from edgert_deploy.cli.channel.watch import progress_json, progress_table, read_progress
-from edgert_deploy.cli.shared.channel_options import RegistryOptions, channels_of, reach_options, statement_table
+from edgert_deploy.cli.shared.channel_options import RegistryOptions, channels_of, registry_options, statement_table
 from edgert_deploy.cli.shared.options import store_option
 from edgert_deploy.cli.shared.types import ChannelName
 
@@ -18,7 +18,7 @@ from edgert_deploy.cli.shared.types import ChannelName
     "--fleet", is_flag=True, help="Show the progress of each release, from the devices' reports in the store."
 )
 @store_option
-@reach_options
+@registry_options
 @json_option
 def show(name: str, fleet: bool, store_url: str, reach: RegistryOptions, as_json: bool) -> None:
     """Verify the statement of channel NAME and show it. --fleet adds the progress of the channel.

@@ -22,7 +22,7 @@ from edgert_deploy.cli.shared.channel_options import (
     SigningOptions,
     channels_of,
     devices_text,
-    reach_options,
+    registry_options,
     signing_options,
 )
 from edgert_deploy.cli.shared.options import for_option, store_option
@@ -53,7 +53,7 @@ STOP_S = 0.2
 )
 @for_option
 @store_option
-@reach_options
+@registry_options
 @signing_options
 @json_option
 def watch(

@@ -104,7 +104,7 @@ class OfferOptions:
 
 
 # The options of the registry, which the command receives as `reach`.
-reach_options = gathered(
+registry_options = gathered(
     "reach",
     RegistryOptions,
     click.option(
