@@ -130,11 +130,10 @@ class _Journal:
             self._write(outcomes={**self.rollout.outcomes, outcome.device: outcome})
 
     def too_many_failed(self) -> bool:
-        limit = self.rollout.strategy.failures_max
-        return limit is not None and limit.exceeded(self._failed, self._begun)
+        return self.rollout.strategy.too_many_failed(self._failed, self._begun)
 
     def failure_text(self) -> str:
-        limit = self.rollout.strategy.failures_max
+        limit = self.rollout.strategy.max_failures
         return f"{self._failed} of {counted(self._begun, 'device')} failed, more than --max-failures {limit}"
 
     def end(self, state: RolloutState, reason: str) -> Rollout:

@@ -36,7 +36,7 @@ class RolloutState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The plain fields of a record's first line. Events change only `devices` among these fields.
+    """The fields of a record's first line. Events change only `devices` among these fields.
 
     `bundle` and `inventory` are names in the project (Project.name_of). `number` orders the project's rollouts.
     """
@@ -48,10 +48,12 @@ class Head:
     release: int
     inventory: str
     devices: tuple[str, ...]
+    strategy: Strategy
     trial_s: float
     number: int
     started_at: float = 0.0
     bytes_per_s: float = 0.0
+    limits: TrialLimits | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.started_at < STARTED_AT_MAX:
@@ -67,8 +69,6 @@ class Rollout(Head):
     """
 
     number: int = 0  # 0 until its record exists
-    strategy: Strategy
-    limits: TrialLimits | None = None
     state: RolloutState = RolloutState.RUNNING
     reason: str = ""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
@@ -143,9 +143,8 @@ class Record:
         if len(heads) != 1:
             raise ValueError(f"{len(heads)} of its lines describe the rollout; exactly one line must describe it")
         events = sorted((int(value["n"]), line, value) for value, line in parsed if "rollout" not in value)
-        return cls(
-            _with_events(_head_from_json(heads[0]), (event for *_, event in events)), events[-1][0] if events else 0
-        )
+        rollout = Rollout(**vars(from_json(Head, heads[0])))
+        return cls(_with_events(rollout, (event for *_, event in events)), events[-1][0] if events else 0)
 
     def changed_to(self, rollout: Rollout) -> tuple[Record, list[str]]:
         """Return the record of the changed `rollout`, and the lines to add to this record."""
@@ -159,7 +158,8 @@ def new_record(rollout: Rollout) -> tuple[Record, list[str]]:
     # The first line has none of these fields.
     bare = replace(rollout, state=RolloutState.RUNNING, reason="", by="", outcomes={})
     record, lines = Record(bare).changed_to(rollout)
-    return record, [_line({"rollout": _head_as_json(rollout)}), *lines]
+    head = {entry.name: to_json(getattr(rollout, entry.name)) for entry in fields(Head)}
+    return record, [_line({"rollout": head}), *lines]
 
 
 def _events(before: Rollout, after: Rollout) -> Iterator[dict[str, Any]]:
@@ -198,19 +198,6 @@ class _Event:
     state: RolloutState | None = None
     reason: str = ""
     by: str = ""
-
-
-def _head_as_json(rollout: Rollout) -> dict[str, Any]:
-    limits = None if rollout.limits is None else vars(rollout.limits)
-    plain = {entry.name: getattr(rollout, entry.name) for entry in fields(Head)}
-    return {**plain, "devices": list(rollout.devices), "strategy": rollout.strategy.as_json(), "limits": limits}
-
-
-def _head_from_json(value: Mapping[str, Any]) -> Rollout:
-    limits = value["limits"]
-    strategy = Strategy.from_json(value["strategy"])
-    trial_limits = None if limits is None else from_json(TrialLimits, limits)
-    return Rollout(**vars(from_json(Head, value)), strategy=strategy, limits=trial_limits)
 
 
 def _line(value: Mapping[str, Any]) -> str:

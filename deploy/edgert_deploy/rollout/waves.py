@@ -9,7 +9,6 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from edgert.errors import ConfigInvalid
 from edgert_deploy.common.parallel import AT_ONCE_DEFAULT
@@ -52,65 +51,49 @@ class CountOrShare:
 
 @dataclass(frozen=True)
 class Strategy:
-    """The order and the limits of a rollout.
+    """The order and the limits of a rollout. Raises ConfigInvalid for a text that is no CountOrShare.
 
     Attributes:
         canary: The number of devices in the first wave; 0 means that there is no canary wave.
         waves: For each further wave, the share of all devices that have been tried when the wave ends.
-        failures_max: The rollout stops if more than this share of the devices in the waves so far failed. With None,
+        max_failures: The rollout stops if more than this share of the devices in the waves so far failed. With None,
             failures never stop it.
     """
 
     canary: int = 0
-    waves: tuple[CountOrShare, ...] = ()
-    failures_max: CountOrShare | None = None
+    waves: tuple[str, ...] = ()
+    max_failures: str | None = None
     parallel: int = AT_ONCE_DEFAULT
     pause_s: float = 0.0
 
-    @classmethod
-    def parse(cls, canary: int, waves: str, failures_max: str | None, parallel: int, pause_s: float) -> Strategy:
-        """Parse the options. Waves stop at the first failure by default. Raises ConfigInvalid."""
-        shares = tuple(CountOrShare.parse(word) for word in waves.split(",") if word.strip())
-        if len(shares) > WAVES_MAX:
-            raise ConfigInvalid(f"{len(shares)} waves are too many: give at most {WAVES_MAX}")
-        for share, following in itertools.pairwise(shares):
+    def __post_init__(self) -> None:
+        if len(self.waves) > WAVES_MAX:
+            raise ConfigInvalid(f"{len(self.waves)} waves are too many: give at most {WAVES_MAX}")
+        for share, following in itertools.pairwise(map(CountOrShare.parse, self.waves)):
             if (share.part or 0) >= (following.part or 0) and (share.count or 0) >= (following.count or 0):
                 raise ConfigInvalid(
                     f"wave {following} adds no device after {share}: each wave names the share of all devices that have been "
                     "tried when the wave ends, so give rising shares, such as 10%,50%,100%"
                 )
-        limit = None if failures_max is None else CountOrShare.parse(failures_max)
-        if limit is None and (canary or shares):
-            limit = CountOrShare(count=0)
-        return cls(canary, shares, limit, parallel, pause_s)
+        CountOrShare.parse(self.max_failures or "0")
+
+    @classmethod
+    def parse(cls, canary: int, waves: str, max_failures: str | None, parallel: int, pause_s: float) -> Strategy:
+        """Parse the options. Waves stop at the first failure by default. Raises ConfigInvalid."""
+        shares = tuple(word.strip() for word in waves.split(",") if word.strip())
+        if max_failures is None and (canary or shares):
+            max_failures = "0"
+        return cls(canary, shares, max_failures, parallel, pause_s)
+
+    def too_many_failed(self, failed: int, begun: int) -> bool:
+        return self.max_failures is not None and CountOrShare.parse(self.max_failures).exceeded(failed, begun)
 
     def split(self, total: int) -> list[range]:
         """Return the waves as ranges of device indexes. No range is empty, and together they have all devices."""
-        ends = [min(self.canary, total), *(share.of(total) for share in self.waves), total]
+        ends = [min(self.canary, total), *(CountOrShare.parse(share).of(total) for share in self.waves), total]
         waves, begin = [], 0
         for end in ends:
             if end > begin:
                 waves.append(range(begin, end))
                 begin = end
         return waves
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "canary": self.canary,
-            "waves": [str(share) for share in self.waves],
-            "max_failures": None if self.failures_max is None else str(self.failures_max),
-            "parallel": self.parallel,
-            "pause_s": self.pause_s,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Strategy:
-        """Read the JSON of `as_json`. Raises ConfigInvalid, KeyError or TypeError."""
-        limit = value["max_failures"]
-        return cls(
-            int(value["canary"]),
-            tuple(CountOrShare.parse(str(word)) for word in value["waves"]),
-            None if limit is None else CountOrShare.parse(str(limit)),
-            int(value["parallel"]),
-            float(value["pause_s"]),
-        )

@@ -40,7 +40,7 @@ class Fleet:
         self.store = RolloutStore(folder / "rollouts")
         self.said: list[str] = []
         self.request = self.a_request()
-        words = {"canary": 0, "waves": "", "failures_max": None, "parallel": 1, "pause_s": 0.0, **strategy}
+        words = {"canary": 0, "waves": "", "max_failures": None, "parallel": 1, "pause_s": 0.0, **strategy}
         self.rollout = replace(
             ROLLOUT,
             number=1,
@@ -93,7 +93,7 @@ def test_a_rollout_stops_at_a_failed_canary_and_continues_after_the_repair(
 
 
 def test_within_a_wave_no_further_device_is_started_once_too_many_have_failed(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, 20, failures_max="10%", parallel=1)
+    fleet = Fleet(tmp_path, 20, max_failures="10%", parallel=1)
     for name in ("d1", "d3", "d5", "d7"):
         fleet.simulated[name].faults["check"] = HealthCheckFailed("too slow")
     ended = fleet.go_on()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgert.errors import ConfigInvalid
+from edgert.typed_json import Mistyped, from_json, to_json
 from edgert_deploy.rollout.waves import CountOrShare, Strategy
 
 
@@ -43,9 +44,9 @@ def test_a_wave_that_adds_no_device_is_refused(waves: str) -> None:
 
 
 def test_a_rollout_in_waves_stops_at_the_first_failure_by_default() -> None:
-    assert Strategy.parse(0, "", None, 8, 0).failures_max is None
-    assert Strategy.parse(1, "", None, 8, 0).failures_max == CountOrShare(count=0)
-    assert Strategy.parse(1, "", "5%", 8, 0).failures_max == CountOrShare(part=0.05)
+    assert Strategy.parse(0, "", None, 8, 0).max_failures is None
+    assert Strategy.parse(1, "", None, 8, 0).max_failures == "0"
+    assert Strategy.parse(1, "", "5%", 8, 0).max_failures == "5%"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,14 @@ def test_more_failures_than_the_limit_are_too_many(limit: str, failed: int, begu
 
 def test_a_strategy_is_read_back_unchanged() -> None:
     strategy = Strategy.parse(2, "10%,50,100%", "2.5%", 20, 30.0)
-    assert Strategy.from_json(strategy.as_json()) == strategy
+    assert from_json(Strategy, to_json(strategy)) == strategy
+
+
+def test_a_strategy_with_another_text_than_a_share_is_refused() -> None:
+    with pytest.raises(ConfigInvalid, match="share"):
+        Strategy.parse(1, "", "many", 8, 0)
+    with pytest.raises(Mistyped, match="share"):
+        from_json(Strategy, {"waves": ["10 %x"]})
 
 
 @pytest.mark.parametrize("text", ["0.0001%", "99.9999%", "12.3456%", "100%", "999999999"])
