@@ -53,25 +53,17 @@ class SeqTracker:
 
     def is_new(self, seq: int) -> bool:
         """Remember `seq`. Return whether it is new."""
-        last = self.last
-        if last is not None and seq == last + 1:
-            self.last = seq
-            return True
-        if last is None and self._before is not None and seq > self._before and not is_new_spool(seq, self._before):
-            if seq > self._before + 1:
-                self._add_gap(self._before + 1, seq)
-            self.last = seq
-            return True
-        if last is None or is_new_spool(seq, last):
-            self.lost_spools += last is not None or (self._before is not None and is_new_spool(seq, self._before))
-            self.last = seq
+        begins, last = self.last is None, self._before if self.last is None else self.last
+        if last is not None and is_new_spool(seq, last):
+            self.lost_spools += 1
             self._gaps = None
-            return True
-        if seq > last:
-            self._add_gap(last + 1, seq)
-            self.last = seq
-            return True
-        return self.fill(seq)
+        elif last is not None and seq > last:
+            if seq > last + 1:
+                self._add_gap(last + 1, seq)
+        elif not begins:
+            return self.fill(seq)
+        self.last = seq
+        return True
 
     def _add_gap(self, first: int, end: int) -> None:
         gaps = self._gaps = self._gaps or []
