@@ -21,7 +21,7 @@ from edgert_deploy.bootstrap.locked_wheels import MACHINES, shipped_lock
 from edgert_deploy.bootstrap.plan import BootstrapOptions
 from edgert_deploy.bootstrap.wheelhouse import Wheelhouse, WheelTarget
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.rollout.publish import OnBytes, OnPause, Release, SignedRelease, put_release
+from edgert_deploy.rollout.publish import OnBytes, OnPause, Release, put_release
 
 
 def collect_runtime(
@@ -69,8 +69,8 @@ def publish_runtime(
     envelope = sign_runtime(release, key)
     digest = hashlib.sha256(release.to_bytes()).hexdigest()
     wheels = {file_blob(wheel): wheel.sha256 for target in release.targets for wheel in target.wheels}
-    signed = SignedRelease(RUNTIME, release.release, digest, envelope, runtime_manifest(release, envelope))
-    return put_release(registry, signed, wheels, lambda names: [files[name] for name in names], on_bytes, on_pause)
+    signed = Release(RUNTIME, release.release, digest, envelope, runtime_manifest(release, envelope), wheels)
+    return put_release(registry, signed, lambda names: [files[name] for name in names], on_bytes, on_pause)
 
 
 def _target(kind: WheelTarget, house: Wheelhouse) -> RuntimeTarget:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,34 +25,33 @@ OnPause = Callable[[str], object]  # argument: a text about the failed step and 
 
 
 @dataclass(frozen=True)
-class SignedRelease:
-    """The signed content of a release. `digest` is the SHA-256 of the content without the signatures."""
-
-    model: str
-    number: int
-    digest: str
-    envelope: bytes
-    oci_manifest: bytes
-
-
-@dataclass(frozen=True)
 class Release:
-    """A release of a model, or of the runtime, in a registry.
+    """A signed release of a model, or of the runtime.
 
     Attributes:
-        digest: The SHA-256 of the signed content.
-        envelope: The SHA-256 of the envelope's blob.
-        oci_manifest: The SHA-256 of the OCI manifest.
+        digest: The SHA-256 of the content without the signatures.
+        envelope_bytes, manifest_bytes: The signed envelope and the OCI manifest.
+        files: The blobs of the files, each with a name for `put_release`.
         sent_bytes: The size of the blobs that the registry lacked.
     """
 
     model: str
     number: int
     digest: str
-    envelope: str
-    oci_manifest: str
-    files: tuple[Blob, ...]
-    sent_bytes: int
+    envelope_bytes: bytes
+    manifest_bytes: bytes
+    files: Mapping[Blob, str]
+    sent_bytes: int = 0
+
+    @property
+    def envelope(self) -> str:
+        """The SHA-256 of the envelope."""
+        return sha256(self.envelope_bytes).hexdigest()
+
+    @property
+    def oci_manifest(self) -> str:
+        """The SHA-256 of the OCI manifest."""
+        return sha256(self.manifest_bytes).hexdigest()
 
     @property
     def tag(self) -> str:
@@ -89,14 +89,14 @@ def publish(
         manifest = bundle.manifest
         oci_manifest = release_manifest(manifest, bundle.envelope, bundle.digest)
         files = {file_blob(entry): entry.path for entry in manifest.files}
-        signed = SignedRelease(manifest.model, manifest.release, bundle.digest, bundle.envelope.raw, oci_manifest)
-        return put_release(registry, signed, files, unpacked, on_bytes, on_pause)
+        envelope = bundle.envelope.raw
+        release = Release(manifest.model, manifest.release, bundle.digest, envelope, oci_manifest, files)
+        return put_release(registry, release, unpacked, on_bytes, on_pause)
 
 
 def put_release(
     registry: Registry,
-    signed: SignedRelease,
-    files: Mapping[Blob, str],
+    release: Release,
     paths_of: Callable[[Sequence[str]], Sequence[Path]],
     on_bytes: OnBytes,
     on_pause: OnPause,
@@ -107,23 +107,22 @@ def put_release(
     again. A broken transfer is repeated.
 
     Args:
-        files: The blobs of the release, each with a name for `paths_of`.
         paths_of: Returns the path on this host of each named file.
         on_pause: Called before the pause after a broken transfer.
 
     Raises ConfigInvalid if the registry has the release with other content, and RegistryError.
     """
-    tag, sent = release_tag(signed.model, signed.number), 0
+    sent = 0
     try:
-        published = _repeated(on_pause, registry.manifest, tag)
+        published = _repeated(on_pause, registry.manifest, release.tag)
     except NotInRegistry:
         published = None
-    if published is not None and published.digest != digest_of(signed.oci_manifest):
+    if published is not None and published.digest != digest_of(release.manifest_bytes):
         raise ConfigInvalid(
-            f"{registry.repository} has release {signed.number} of {signed.model} already, with other content or signed by another key. "
+            f"{registry.repository} has release {release.number} of {release.model} already, with other content or signed by another key. "
             "A release is immutable: give this release the next number"
         )
-    lacking = {blob: name for blob, name in files.items() if not _repeated(on_pause, registry.has, blob)}
+    lacking = {blob: name for blob, name in release.files.items() if not _repeated(on_pause, registry.has, blob)}
     total = sum(blob.size_bytes for blob in lacking)
 
     def count(size: int) -> None:
@@ -133,18 +132,10 @@ def put_release(
 
     for blob, path in zip(lacking, paths_of(list(lacking.values())), strict=True):
         _repeated(on_pause, registry.upload, blob, path, count)
-    _repeated(on_pause, put_small, registry, EMPTY, signed.envelope)
+    _repeated(on_pause, put_small, registry, EMPTY, release.envelope_bytes)
     if published is None:
-        _repeated(on_pause, registry.put_manifest, tag, signed.oci_manifest)
-    return Release(
-        signed.model,
-        signed.number,
-        signed.digest,
-        envelope=digest_of(signed.envelope).removeprefix("sha256:"),
-        oci_manifest=digest_of(signed.oci_manifest).removeprefix("sha256:"),
-        files=tuple(files),
-        sent_bytes=total,
-    )
+        _repeated(on_pause, registry.put_manifest, release.tag, release.manifest_bytes)
+    return replace(release, sent_bytes=total)
 
 
 def _repeated(on_pause: OnPause, step: Callable[..., _T], *given: object) -> _T:
