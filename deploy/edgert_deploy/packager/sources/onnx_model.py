@@ -6,7 +6,6 @@ crashes them or exhausts the machine must not end the command.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import from_json, to_json
 from edgert_deploy.packager.processes.sandbox import Answer, Progress
-from edgert_deploy.packager.sources.batch_check import check_samples_are_independent
 from edgert_deploy.packager.sources.formats.external_data import embed, files_of
 from edgert_deploy.packager.sources.onnx_graph.axes import (
     drop_unread_inputs,
@@ -48,8 +46,6 @@ from edgert_deploy.packager.sources.onnx_graph.nodes import (
 )
 from edgert_deploy.packager.sources.onnx_graph.opsets import (
     IR_MAX,
-    OPSET_MAX,
-    OPSET_MIN,
     at_opset,
     rewrite_misread_dfts,
     wanted_opsets,
@@ -68,11 +64,18 @@ from edgert_deploy.packager.sources.onnx_graph.rewrites.standardized_weights imp
 from edgert_deploy.packager.sources.onnx_graph.rewrites.whole_lookups import reshape_whole_lookups
 from edgert_deploy.packager.sources.onnx_graph.rewrites.zero_pads import keep_zero_pads
 from edgert_deploy.packager.sources.onnx_graph.structure import forget_inner_shapes, opset_of, sort_nodes, structure_of
-from edgert_deploy.packager.sources.random_check import check_answers_repeat
-from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, check_run_size, input_specs, output_spec
+from edgert_deploy.packager.sources.onnx_runs import (
+    answers_agree,
+    check_answers_repeat,
+    check_samples_are_independent,
+    first_line,
+    run,
+    run_once_and_twice,
+    shape_of,
+)
+from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly, input_specs, output_spec
 
 NODES_MAX = 200_000
-_OPSET_TOO_NEW = re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL)
 _SHAPES_DIFFER = "Inferred shape and existing shape differ"
 # The checker's complaints about newer operators and about outputs without a shape. They do not count if ONNX Runtime
 # accepts the model.
@@ -136,17 +139,17 @@ def _examined(
     # The runtime needs memory for two copies of the weights, so only the serialized model stays in memory beside them.
     del proto, translated, latest
     progress(f"onnxruntime {sdk().__version__} loaded the model and ran it on one sample")
-    session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
-    check_answers_repeat(structure, lambda: _run(session, _at_largest(inputs, buckets), 1, seed=1))
-    shapes = [[_shape_of(value) for value in run] for run in (runs[0], runs[-1])]
+    session, runs = run_once_and_twice(data, _at_largest(inputs, buckets))
+    check_answers_repeat(structure, lambda: run(session, _at_largest(inputs, buckets), 1, seed=1))
+    shapes = [[shape_of(value) for value in run] for run in (runs[0], runs[-1])]
     if moved := move_output_batches(structure, *shapes):
         remarks += moved
         proto = parse(name, data)
         move_output_batches(proto, *shapes)
         data = translation = proto.SerializeToString(deterministic=True)
-        session, runs = _run_once_and_twice(data, _at_largest(inputs, buckets))
+        session, runs = run_once_and_twice(data, _at_largest(inputs, buckets))
     outputs: Sequence[TensorSpec] = [
-        output_spec(value.name, _datatype(runs[0][i]), [_shape_of(run[i]) for run in runs], inputs)
+        output_spec(value.name, _datatype(runs[0][i]), [shape_of(run[i]) for run in runs], inputs)
         for i, value in enumerate(session.get_outputs())
     ]
     if inputs[0].shape[0] == -1:
@@ -221,7 +224,7 @@ def _in_single_precision(
     single = copy_of(proto)
     remarks = narrow_double(single)
     specs = tuple(replace(spec, datatype="FP32") if spec.datatype == "FP64" else spec for spec in inputs)
-    if not _answers_agree(proto, single, _at_largest(inputs, buckets), _at_largest(specs, buckets)):
+    if not answers_agree(proto, single, _at_largest(inputs, buckets), _at_largest(specs, buckets)):
         return inputs, ("the model stays in FP64, because its answers differ in FP32: only onnxruntime supports FP64",)
     proto.CopyFrom(single)
     return specs, remarks
@@ -283,13 +286,6 @@ def check_weights(proto: Any) -> None:
                 )
 
 
-def _run_once_and_twice(model: bytes, inputs: tuple[TensorSpec, ...]) -> tuple[Any, list[list[Any]]]:
-    """Return a session, and its answers to one sample and (if the batch is open) to two samples."""
-    session = _load(model)
-    counts = (1, 2) if inputs[0].shape[0] == -1 else (1,)
-    return session, [_run(session, inputs, count) for count in counts]
-
-
 def _at_largest(inputs: tuple[TensorSpec, ...], buckets: Buckets | None) -> tuple[TensorSpec, ...]:
     return inputs if buckets is None else tuple(buckets.spec_at(spec, buckets.largest) for spec in inputs)
 
@@ -300,7 +296,7 @@ def _shapes_by_length(
     shapes = {}
     for length in probed_lengths(buckets):
         at = tuple(buckets.spec_at(spec, length) for spec in inputs)
-        shapes[length] = [_shape_of(value) for value in _run(session, at, 1)]
+        shapes[length] = [shape_of(value) for value in run(session, at, 1)]
     return shapes
 
 
@@ -319,7 +315,7 @@ def _checked(proto: Any) -> tuple[Any, bool]:
         structure, forgot = structure_of(proto), True
         problem = _problem(structure)
     if problem and not any(words in problem for words in _LEFT_TO_THE_RUNTIME):
-        raise SourceInvalid(f"the model is not valid ONNX: {_first_line(problem)}; export it again")
+        raise SourceInvalid(f"the model is not valid ONNX: {first_line(problem)}; export it again")
     return structure, forgot
 
 
@@ -376,90 +372,10 @@ def _translated(proto: Any, inputs: tuple[TensorSpec, ...]) -> Any:
         if opset == wanted and proto.ir_version <= IR_MAX:
             return None
         converted = at_opset(proto, wanted)
-        if converted is not None and _answers_agree(proto, converted, inputs, inputs):
+        if converted is not None and answers_agree(proto, converted, inputs, inputs):
             return converted
     return None
 
 
-def _answers_agree(
-    proto: Any, converted: Any, inputs: tuple[TensorSpec, ...], converted_inputs: tuple[TensorSpec, ...]
-) -> bool:
-    """Whether `converted` runs and, if the runtime accepts `proto`, gives the same answers as `proto`."""
-    try:
-        got = _run(_load(converted.SerializeToString()), converted_inputs, 1, seed=1)
-    except SourceInvalid:
-        return False
-    try:
-        want = _run(_load(proto.SerializeToString()), inputs, 1, seed=1)
-    except SourceInvalid:
-        return True  # this runtime is too old for the original
-    return len(want) == len(got) and all(
-        getattr(a, "shape", None) == getattr(b, "shape", None)
-        and np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
-        for a, b in zip(want, got, strict=True)
-        if getattr(a, "dtype", np.dtype(object)).kind in "biuf"
-    )
-
-
-def _load(model: bytes) -> Any:
-    onnxruntime = sdk()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except MemoryError:
-        raise
-    except Exception as error:  # the runtime's exceptions share no base class
-        _raise_if_out_of_memory(error)
-        too_new = _OPSET_TOO_NEW.search(str(error))
-        known = (
-            "the model has opset {}, and the newest opset that this runtime knows is {}".format(*too_new.groups())
-            if too_new
-            else ""
-        )
-        raise SourceInvalid(
-            f"onnxruntime {onnxruntime.__version__} does not accept the model: {known or _first_line(error)}; "
-            f"export it with standard operators, opset {OPSET_MIN} to {OPSET_MAX}"
-        ) from error
-
-
-def _run(session: Any, inputs: tuple[TensorSpec, ...], count: int, seed: int = 0) -> list[Any]:
-    """Return the answers to `count` samples of zeros; with a `seed`, float inputs are noise."""
-    feed = {}
-    for spec in inputs:
-        shape = [count if n == -1 else n for n in spec.shape]
-        check_run_size(spec, shape)
-        if seed and spec.dtype.kind == "f":
-            feed[spec.name] = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(spec.dtype)
-        else:
-            feed[spec.name] = np.zeros(shape, spec.dtype)
-    try:
-        outputs: list[Any] = session.run(None, feed)
-    except MemoryError:
-        raise
-    except Exception as error:  # the runtime's exceptions share no base class
-        _raise_if_out_of_memory(error)
-        kind = OneSampleOnly if count > 1 else SourceInvalid
-        raise kind(f"the model does not run on a batch of {count}: {_first_line(error)}; export it again") from error
-    return outputs
-
-
-def _shape_of(value: Any) -> tuple[int, ...]:
-    return tuple(getattr(value, "shape", ()))
-
-
 def _datatype(value: Any) -> str:
     return str(value.dtype.name) if hasattr(value, "dtype") else type(value).__name__
-
-
-def _raise_if_out_of_memory(error: Exception) -> None:
-    if any(words in str(error) for words in ("bad_alloc", "BFCArena", "Failed to allocate memory")):
-        raise MemoryError from error
-
-
-def _first_line(error: Exception | str) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", lines[0]) if lines else type(error).__name__
-    # ONNX Runtime prepends the position in its source: "/onnxruntime_src/...:46 void f(int) What was wrong".
-    return re.sub(r"/onnxruntime_src\S+ .*?\) (?=\w)", "", text)[:400]

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgert.tensors import TensorSpec
-from edgert_deploy.packager.sources.batch_check import Run, check_samples_are_independent
+from edgert_deploy.packager.sources.onnx_runs import Run, check_samples_are_independent
 from edgert_deploy.packager.sources.tensor_specs import OneSampleOnly
 
 Array = NDArray[Any]
