@@ -160,8 +160,7 @@ class _Conversion:
         # Imported here, because these modules import onnx and ai-edge-litert.
         from edgert_deploy.packager.tflite_lowering import lower
         from edgert_deploy.packager.tflite_lowering.builtin_operators import with_builtin_operators
-        from edgert_deploy.packager.tflite_lowering.half import with_half_weights
-        from edgert_deploy.packager.tflite_lowering.tables import with_shared_weights
+        from edgert_deploy.packager.tflite_lowering.weights import with_half_weights, with_shared_weights
 
         source = self.source
         if source.tflite:
@@ -179,8 +178,8 @@ class _Conversion:
     def _quantized(self, content: bytes) -> bytes:
         """Return the float file `content`, quantized by the recipe of the spec."""
         from edgert_deploy.packager.tflite_lowering.dynamic_range import with_int8_weights
-        from edgert_deploy.packager.tflite_lowering.plain_weights import with_plain_weights
         from edgert_deploy.packager.tflite_lowering.quantize import quantize_int8
+        from edgert_deploy.packager.tflite_lowering.weights import with_plain_weights
 
         source = self.source
         with vendor_tool(f"TFLite's tools cannot quantize {source.path.name}", "build it with --precision auto"):

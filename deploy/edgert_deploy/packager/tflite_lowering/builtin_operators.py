@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
+from edgert_deploy.packager.tflite_lowering.tables import add_buffer, add_tensor, packed, unpacked
 
 TRANSPOSED_WITH_BIAS = b"Convolution2DTransposeBias"
 VERSION = 3  # of a TRANSPOSE_CONV with a bias
@@ -51,14 +51,5 @@ def _options(custom: Any) -> Any:
 def _shape_of(model: Any, graph: Any, tensor: int) -> int:
     """Add a constant with the shape of `tensor`; return its index."""
     shape = np.asarray(graph.tensors[tensor].shape, np.int32)
-    buffer, constant = schema.BufferT(), schema.TensorT()
-    buffer.data = shape.view(np.uint8)
-    constant.type, constant.shape, constant.buffer = (
-        schema.TensorType.INT32,
-        np.array([len(shape)], np.int32),
-        len(model.buffers),
-    )
-    constant.name = graph.tensors[tensor].name + b"_shape"
-    model.buffers.append(buffer)
-    graph.tensors.append(constant)
-    return len(graph.tensors) - 1
+    name, length = graph.tensors[tensor].name + b"_shape", np.array([len(shape)], np.int32)
+    return add_tensor(graph, name, "INT32", length, buffer=add_buffer(model, shape))

@@ -16,7 +16,14 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from edgert.errors import BuildFailed
-from edgert_deploy.packager.tflite_lowering.tables import code_of, packed, unpacked
+from edgert_deploy.packager.tflite_lowering.tables import (
+    add_buffer,
+    add_tensor,
+    code_of,
+    float_constant,
+    packed,
+    unpacked,
+)
 from edgert_deploy.packager.tflite_lowering.writer import operator_code
 
 # For smaller weights, the quantization of the data in each run costs more time than INT8 saves.
@@ -77,12 +84,12 @@ class _Rewriting:
     def _quantized(self, index: int) -> bool:
         """Quantize a constant in place, symmetrically along axis 0; return whether it is in INT8 now."""
         tensor = self._graph.tensors[index]
-        data = self._model.buffers[tensor.buffer].data
         if index in self._scales:
             return True
-        if tensor.type != schema.TensorType.FLOAT32 or data is None or len(data) < 4 * ELEMENTS_MIN:
+        flat = float_constant(self._model, tensor, ELEMENTS_MIN)
+        if flat is None:
             return False
-        values = np.frombuffer(bytes(data), np.float32).reshape([int(length) for length in tensor.shape])
+        values = flat.reshape([int(length) for length in tensor.shape])
         largest = np.abs(values.reshape(len(values), -1)).max(axis=1)
         self._scales[index] = scales = np.where(largest > 0, largest / LEVELS, 1.0).astype(np.float32)
         steps = np.rint(values / scales.reshape(-1, *[1] * (values.ndim - 1)))
@@ -97,14 +104,12 @@ class _Rewriting:
         name, shape = result.name, (list(result.shape), list(signature))
         of_row = [1] * (len(self._graph.tensors[table].shape) - 1)
         before, before_open = (lengths[: len(lengths) - len(of_row)] for lengths in shape)
-        buffer = schema.BufferT()
-        buffer.data = self._scales[table].view(np.uint8)
-        self._model.buffers.append(buffer)
-        each = [len(self._scales[table]), *of_row]
-        scales = self._tensor(name + b"_scales", (each, each), "FLOAT32", len(self._model.buffers) - 1)
-        rows = self._tensor(name + b"_int8", shape, "INT8")
-        wide = self._tensor(name + b"_steps", shape, "FLOAT32")
-        factor = self._tensor(name + b"_scale", ([*before, *of_row], [*before_open, *of_row]), "FLOAT32")
+        each, buffer = [len(self._scales[table]), *of_row], add_buffer(self._model, self._scales[table])
+        graph = self._graph
+        scales = add_tensor(graph, name + b"_scales", "FLOAT32", each, each, buffer)
+        rows = add_tensor(graph, name + b"_int8", "INT8", *shape)
+        wide = add_tensor(graph, name + b"_steps", "FLOAT32", *shape)
+        factor = add_tensor(graph, name + b"_scale", "FLOAT32", [*before, *of_row], [*before_open, *of_row])
         options = gather.builtinOptions
         output, gather.outputs, gather.opcodeIndex = gather.outputs[0], [rows], self._code("GATHER", 2)
         return [
@@ -113,13 +118,6 @@ class _Rewriting:
             self._operator("CAST", [rows], wide, schema.CastOptionsT(), "CastOptions"),
             self._operator("MUL", [wide, factor], output, schema.MulOptionsT(), "MulOptions"),
         ]
-
-    def _tensor(self, name: bytes, shape: tuple[list[int], list[int]], kind: str, buffer: int = 0) -> int:
-        tensor = schema.TensorT()
-        tensor.name, tensor.type, tensor.buffer = name, getattr(schema.TensorType, kind), buffer
-        tensor.shape, tensor.shapeSignature = shape
-        self._graph.tensors.append(tensor)
-        return len(self._graph.tensors) - 1
 
     def _operator(self, kind: str, inputs: list[int], output: int, options: Any, options_type: str) -> Any:
         operator = schema.OperatorT()

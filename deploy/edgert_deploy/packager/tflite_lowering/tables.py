@@ -7,10 +7,9 @@ from typing import Any
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
 
 from edgert_deploy.packager.tflite_lowering.writer import AlignedBuffer
-
-SHARED_BYTES_MIN = 4096  # smaller equal tensors, such as biases of zeros, are not shared
 
 
 def unpacked(content: bytes) -> Any:
@@ -21,6 +20,31 @@ def code_of(model: Any, operator: Any) -> int:
     """Return the number of a built-in operator. Old files have the number only in the deprecated field."""
     code = model.operatorCodes[operator.opcodeIndex]
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
+
+
+def float_constant(model: Any, tensor: Any, elements_min: int) -> NDArray[np.float32] | None:
+    """Return the flat values of an FP32 constant; None for any other tensor, or a smaller constant."""
+    data = model.buffers[tensor.buffer].data
+    if tensor.type != schema.TensorType.FLOAT32 or data is None or len(data) < 4 * elements_min:
+        return None
+    return np.frombuffer(bytes(data), np.float32)
+
+
+def add_buffer(model: Any, values: NDArray[Any]) -> int:
+    """Add the values of a constant; return the number of their buffer."""
+    buffer = schema.BufferT()
+    buffer.data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    model.buffers.append(buffer)
+    return len(model.buffers) - 1
+
+
+def add_tensor(graph: Any, name: bytes, kind: str, shape: Any, signature: Any = None, buffer: int = 0) -> int:
+    """Add a tensor of the type `kind`; return its number."""
+    tensor = schema.TensorT()
+    tensor.name, tensor.type, tensor.buffer = name, getattr(schema.TensorType, kind), buffer
+    tensor.shape, tensor.shapeSignature = shape, signature
+    graph.tensors.append(tensor)
+    return len(graph.tensors) - 1
 
 
 def packed(model: Any) -> bytes:
@@ -40,19 +64,3 @@ def packed(model: Any) -> bytes:
     builder = flatbuffers.Builder(sum(len(b.data) + 32 for b in model.buffers if b.data is not None) + (1 << 16))
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output())
-
-
-def with_shared_weights(content: bytes) -> bytes:
-    """Return the file with one copy of equal large weights, such as weights of an unrolled LSTM's steps."""
-    model = unpacked(content)
-    first: dict[bytes, int] = {}
-    changed = False
-    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
-        data = model.buffers[tensor.buffer].data
-        if data is None or len(data) < SHARED_BYTES_MIN:
-            continue
-        shared = first.setdefault(bytes(data), tensor.buffer)
-        if shared != tensor.buffer:
-            model.buffers[tensor.buffer] = schema.BufferT()
-            tensor.buffer, changed = shared, True
-    return packed(model) if changed else content

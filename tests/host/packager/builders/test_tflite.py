@@ -19,8 +19,8 @@ from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.packager.builders import BuildSpec, builder_for, tflite
 from edgert_deploy.packager.sources.source_model import load_source
 from edgert_deploy.packager.tflite_lowering import lower
-from edgert_deploy.packager.tflite_lowering.half import with_half_weights
 from edgert_deploy.packager.tflite_lowering.tables import packed, unpacked
+from edgert_deploy.packager.tflite_lowering.weights import with_half_weights
 from tests.support import models
 from tests.support.builders import build, samples_for
 from tests.support.profiles import profile

@@ -1,7 +1,8 @@
 """Resize and Upsample: TFLite's operator if it uses the same samples, else an exact composition.
 
 The mode "nearest" is a lookup along each axis. Every other mode is a product with a matrix along each axis, because
-the weights of such a mode are products of one factor per axis.
+the weights of such a mode are products of one factor per axis. TFLite's samples are those of
+tflite/kernels/internal/reference/{resize_bilinear.h,resize_nearest_neighbor.h}.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from edgert_deploy.packager.sources.onnx_graph.sampling import RULES, Sampling
 from edgert_deploy.packager.tflite_lowering.graph import Node
 from edgert_deploy.packager.tflite_lowering.lowering import CHANNELS_LAST_ORDERS, Layout, Lowering
 from edgert_deploy.packager.tflite_lowering.op import Op
-from edgert_deploy.packager.tflite_lowering.ops.sampling import nearest_of_tflite, weights_of_tflite
 from edgert_deploy.packager.tflite_lowering.value import FLOAT32, Unsupported, require_fixed
 
 # Two computations of a weight in float32 differ by at most this, on an axis of a few thousand elements.
@@ -96,7 +96,7 @@ def _bilinear_rule(lowering: Lowering, node: Node, weights: dict[int, NDArray[An
     """Return the options with which RESIZE_BILINEAR has these weights; None if no options give them."""
     for rule in BILINEAR_RULES:
         if _has_operator(lowering, node, weights) and all(
-            np.allclose(matrix, weights_of_tflite(matrix.shape[1], len(matrix), *rule), atol=WEIGHT_TOLERANCE)
+            np.allclose(matrix, _weights_of_tflite(matrix.shape[1], len(matrix), *rule), atol=WEIGHT_TOLERANCE)
             for matrix in weights.values()
         ):
             return rule
@@ -121,7 +121,7 @@ def _nearest(lowering: Lowering, node: Node, samplings: dict[int, Sampling]) -> 
     rounding = str(node.attributes.get("nearest_mode", "round_prefer_floor" if _is_modern(node) else "floor"))
     picked = {axis: sampling.nearest(rounding) for axis, sampling in samplings.items()}
     for half in (False, True):
-        theirs = (nearest_of_tflite(s.length, s.outputs, half) for s in samplings.values())
+        theirs = (_nearest_of_tflite(s.length, s.outputs, half) for s in samplings.values())
         if _has_operator(lowering, node, picked) and all(map(np.array_equal, picked.values(), theirs)):
             _emit_tflite(lowering, node, "RESIZE_NEAREST_NEIGHBOR", False, half)
             return
@@ -146,3 +146,24 @@ def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]
 
 
 OPS = {"Resize": Op(resize, sign="as_input"), "Upsample": Op(resize)}
+
+
+def _nearest_of_tflite(length: int, outputs: int, half_pixel: bool) -> NDArray[np.intp]:
+    """Return the index of the element that RESIZE_NEAREST_NEIGHBOR copies to each output."""
+    x = (np.arange(outputs, dtype=np.float32) + np.float32(0.5 if half_pixel else 0)) * np.float32(length / outputs)
+    picked: NDArray[np.intp] = np.clip(np.floor(x), 0, length - 1).astype(np.intp)
+    return picked
+
+
+def _weights_of_tflite(length: int, outputs: int, align_corners: bool, half_pixel: bool) -> NDArray[np.float32]:
+    """Return the weight of each element in RESIZE_BILINEAR, [outputs, length]."""
+    aligned = align_corners and outputs > 1
+    scale = np.float32((length - 1) / (outputs - 1) if aligned else length / outputs)
+    x: NDArray[np.floating[Any]] = np.arange(outputs, dtype=np.float32)
+    x = (x + np.float32(0.5)) * scale - np.float32(0.5) if half_pixel else x * scale
+    low = np.maximum(np.floor(x), 0).astype(np.intp)
+    high = np.minimum(np.ceil(x), length - 1).astype(np.intp).clip(0)
+    matrix, rows = np.zeros((outputs, length), np.float32), np.arange(outputs)
+    np.add.at(matrix, (rows, low.clip(max=length - 1)), 1 - (x - low))
+    np.add.at(matrix, (rows, high), x - low)
+    return matrix
