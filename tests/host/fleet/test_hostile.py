@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from rich.console import Console
 
 from edgert_deploy.cli.fleet.watch import table_of
-from edgert_deploy.fleet import live_fleet, stream_limit
+from edgert_deploy.fleet import listener, live_fleet
 from edgert_deploy.fleet.export import counting as counting_module
 from edgert_deploy.fleet.export.exporter import Exporter
 from edgert_deploy.fleet.export.prometheus import Exposition
+from edgert_deploy.fleet.listener import WINDOW_S
 from edgert_deploy.fleet.live_percentiles import LivePercentiles
 from edgert_deploy.fleet.reports import NUMBER_END
 from edgert_deploy.fleet.store import database, merged_rows, schema
@@ -25,7 +26,6 @@ from edgert_deploy.fleet.store import recorder as recorder_module
 from edgert_deploy.fleet.store.query import FleetQuery
 from edgert_deploy.fleet.store.recorder import Recorder
 from edgert_deploy.fleet.store.store import Store
-from edgert_deploy.fleet.stream_limit import WINDOW_S
 from edgert_deploy.fleet.ui.answers import Answers, NotFound
 from edgert_deploy.fleet.ui.fleet_state import Filter, FleetState
 from edgert_deploy.fleet.ui.live_views import LiveViews
@@ -159,7 +159,7 @@ def test_too_large_counters_are_stored_as_the_largest_value_of_the_column(store_
 
 
 def test_a_device_that_invents_versions_leaves_room_for_others(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_limit, "STREAMS_MAX", streams_max := 200)
+    monkeypatch.setattr(listener, "STREAMS_MAX", streams_max := 200)
     made_up = [
         Pi("other", f"r{number}", boot=f"b{number}").window(NOW_MS - 5000 + number, [1.0])
         for number in range(streams_max + 20)
@@ -194,8 +194,8 @@ def test_a_device_that_invents_boots_and_numbers_and_alarms_takes_little_memory(
             event = {"v": 1, "ts": 1, "boot": f"b{number}-{made_up}", "event": f"a{number}-{made_up}_alarm"}
             for seq in (1, 2_000_000):
                 payload = json.dumps({**event, "seq": seq}).encode()
-                for listener in (exporter, state):
-                    listener.apply("edgert/v1/plant-a/other/event", payload, False, 0.0)
+                for each in (exporter, state):
+                    each.apply("edgert/v1/plant-a/other/event", payload, False, 0.0)
     (group,) = exporter.groups.values()
     assert group.latency.count == len(windows)
     many = {f"m{n}_alarms": ",".join(f"a{n}-{i}" for i in range(50)) for n in range(100)}
