@@ -15,7 +15,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
@@ -30,17 +30,25 @@ PRIVATE_FOLDER = 0o700
 
 
 @contextmanager
-def storing(what: str, busy: EdgeRTError | None = None) -> Iterator[None]:
-    """Turn an OSError of the block into a StorageFailed: `what`, such as "cannot write X", and the reason.
+def os_error_as(
+    kind: type[EdgeRTError], what: str, advice: str = "", busy: EdgeRTError | None = None
+) -> Iterator[None]:
+    """Turn an OSError of the block into a `kind`: `what`, such as "cannot read X", the reason, and the next step.
 
-    If another process holds a lock, raise `busy` instead, if it is given.
+    Without `advice`, the next step is the usual one for the reason. If another process holds a lock, raise `busy`
+    instead, if it is given.
     """
     try:
         yield
     except OSError as error:
         if busy is not None and isinstance(error, BlockingIOError):
             raise busy from error
-        raise StorageFailed(f"{what}: {reason_of(error)}") from error
+        reason = f"{error.strerror or error}; {advice}" if advice else reason_of(error)
+        raise kind(f"{what}: {reason}") from error
+
+
+def storing(what: str, busy: EdgeRTError | None = None) -> AbstractContextManager[None]:
+    return os_error_as(StorageFailed, what, busy=busy)
 
 
 def store_file(path: Path, data: bytes) -> None:

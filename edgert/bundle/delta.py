@@ -29,7 +29,7 @@ from edgert.bundle.bundle_file import ENVELOPE_BYTES_MAX, Bundle, copy_entry, cr
 from edgert.bundle.envelope import Envelope, parse_envelope
 from edgert.bundle.manifest import FileEntry, Manifest
 from edgert.bundle.signing import PublicKey
-from edgert.durable import sync_file
+from edgert.durable import os_error_as, sync_file
 from edgert.errors import BundleCorrupt
 
 MAGIC = b"EDGERTP1"
@@ -206,12 +206,10 @@ def _open_held(held: Mapping[str, Path], sha256: str, what: str) -> BinaryIO:
     path = held.get(sha256)
     if path is None:
         raise BundleCorrupt(f"the delta needs {what}, which no slot of this device contains: send the whole bundle")
-    try:
+    with os_error_as(
+        BundleCorrupt, f"the delta needs {what}, which cannot be read on this device", "send the whole bundle"
+    ):
         return path.open("rb")
-    except OSError as error:
-        raise BundleCorrupt(
-            f"the delta needs {what}, which cannot be read on this device: {error.strerror}. Send the whole bundle"
-        ) from error
 
 
 def _copy_zstd(packed: BinaryIO, base: bytes, entry: FileEntry, write: Callable[[bytes], object]) -> None:

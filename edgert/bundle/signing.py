@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from edgert.durable import os_error_as
 from edgert.errors import ConfigInvalid
 from edgert.toml_file import refuse_pipe
 
@@ -65,26 +66,21 @@ def write_key_pair(key: SigningKey, private_path: Path, public_path: Path) -> No
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     for path, data, mode in ((private_path, private_pem, 0o600), (public_path, key.public.pem(), 0o644)):
-        try:
+        with os_error_as(ConfigInvalid, f"cannot write {path}", "check the folder's rights and its free space"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        except FileExistsError as error:
-            raise ConfigInvalid(
-                f"{path} exists, and keys are never overwritten: use it, give another --name, or move the file away"
-            ) from error
-        except OSError as error:
-            raise ConfigInvalid(
-                f"cannot write {path}: {error.strerror}; check the folder's rights and its free space"
-            ) from error
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-        except OSError as error:  # remove an incomplete file: it would block the next attempt
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-            raise ConfigInvalid(
-                f"cannot write {path}: {error.strerror}; check the folder's rights and its free space"
-            ) from error
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            except FileExistsError as error:
+                raise ConfigInvalid(
+                    f"{path} exists, and keys are never overwritten: use it, give another --name, or move the file away"
+                ) from error
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+            except OSError:  # remove an incomplete file: it would block the next attempt
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                raise
 
 
 def read_signing_key(path: Path) -> SigningKey:
@@ -145,9 +141,7 @@ def read_keyring(folder: Path) -> Keyring:
 
 
 def _read(path: Path, advice: str) -> bytes:
-    try:
+    with os_error_as(ConfigInvalid, f"cannot read key {path}", advice):
         refuse_pipe(path)
         with path.open("rb") as file:
             return file.read(KEY_BYTES_MAX)
-    except OSError as error:
-        raise ConfigInvalid(f"cannot read key {path}: {error.strerror}; {advice}") from error

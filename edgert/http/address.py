@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgert.durable import os_error_as
 from edgert.errors import ConfigInvalid
 from edgert.printable import endpoint
 from edgert.protocol.listening import listening
@@ -73,13 +74,9 @@ def listening_at(address: Address, group: str = "") -> Iterator[socket.socket]:
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
-        try:
+        with os_error_as(ConfigInvalid, f"[http] cannot listen on {address}", "choose another address or port"):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((address.host, address.port))
             listener.listen(BACKLOG)
-        except OSError as error:
-            raise ConfigInvalid(
-                f"[http] cannot listen on {address}: {error.strerror or error}; choose another address or port"
-            ) from error
         listener.setblocking(False)
         yield listener

@@ -31,6 +31,7 @@ from urllib3.exceptions import HTTPError, LocationParseError, ProtocolError, Pro
 
 from edgert import __version__
 from edgert.bundle.expiry import time_text
+from edgert.durable import os_error_as
 from edgert.errors import ConfigInvalid, RegistryError, RegistryUnreachable
 from edgert.toml_file import refuse_pipe
 
@@ -228,14 +229,11 @@ def _pools(opened: weakref.WeakSet[HTTPConnection]) -> dict[str, type[HTTPConnec
 
 
 def _tls(ca: Path | None) -> ssl.SSLContext:
-    try:
+    # ssl.SSLError is an OSError, too
+    with os_error_as(ConfigInvalid, f"cannot read the certificates in {ca}", "give the CA certificate in PEM form"):
         if ca is not None:
             refuse_pipe(ca)
         return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # ssl.SSLError is an OSError, too
-        raise ConfigInvalid(
-            f"cannot read the certificates in {ca}: {error.strerror or error}; give the CA certificate in PEM form"
-        ) from error
 
 
 def _proxy(scheme: str) -> str:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from edgert.bundle.envelope import ENVELOPE_NAME, parse_envelope
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.config import DeviceConfig
+from edgert.durable import os_error_as
 from edgert.engines import LocalArtifact
 from edgert.errors import BundleCorrupt, EdgeRTError, EngineFailed, ModelNotFound
 from edgert.versions.slot_store import SlotStore
@@ -55,10 +56,8 @@ def load_live(store: SlotStore, config: DeviceConfig) -> InstalledVersion:
 
 def load_version(folder: Path, digest: str, config: DeviceConfig) -> InstalledVersion:
     """Read the manifest in `folder`. Raises BundleCorrupt unless the digest of the manifest is `digest`."""
-    try:
+    with os_error_as(BundleCorrupt, f"{folder} has no readable manifest", "deploy it again"):
         envelope = parse_envelope((folder / ENVELOPE_NAME).read_bytes())
-    except OSError as error:
-        raise BundleCorrupt(f"{folder} has no readable manifest: {error.strerror}; deploy it again") from error
     if envelope.digest != digest:
         raise BundleCorrupt(
             f"the manifest in {folder} changed since its install, so the disk may be faulty: deploy it again"
@@ -117,12 +116,10 @@ def read_file(version: InstalledVersion, path: str) -> bytes:
 
 def _checked_chunks(version: InstalledVersion, path: str) -> Iterator[bytes]:
     digest = hashlib.sha256()
-    try:
-        with (version.folder / path).open("rb") as file:
-            while chunk := file.read(1024**2):
-                digest.update(chunk)
-                yield chunk
-    except OSError as error:
-        raise BundleCorrupt(f"{version.folder / path} cannot be read: {error.strerror}; deploy it again") from error
+    file = version.folder / path
+    with os_error_as(BundleCorrupt, f"{file} cannot be read", "deploy it again"), file.open("rb") as content:
+        while chunk := content.read(1024**2):
+            digest.update(chunk)
+            yield chunk
     if digest.hexdigest() != version.manifest.file(path).sha256:
-        raise BundleCorrupt(f"{version.folder / path} changed on disk since its install: deploy it again")
+        raise BundleCorrupt(f"{file} changed on disk since its install: deploy it again")

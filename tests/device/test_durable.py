@@ -17,12 +17,13 @@ from edgert.durable import (
     is_locked,
     locked,
     make_private,
+    os_error_as,
     replace_file,
     replacing,
     store_file,
     storing,
 )
-from edgert.errors import SlotsBusy, StorageFailed
+from edgert.errors import ConfigInvalid, SlotsBusy, StorageFailed
 
 
 def test_an_error_leaves_the_old_file_and_no_partial_file(tmp_path: Path) -> None:
@@ -61,6 +62,11 @@ def test_a_fault_of_the_disk_and_a_held_lock_raise_different_errors(tmp_path: Pa
     path = tmp_path / "missing" / "state.json"
     with pytest.raises(StorageFailed, match=rf"^cannot write {path}: No such file or directory$"):
         store_file(path, b"new")
+    with (
+        pytest.raises(ConfigInvalid, match=r"^cannot read it: full; give another file$"),
+        os_error_as(ConfigInvalid, "cannot read it", "give another file"),
+    ):
+        raise OSError(errno.ENOSPC, "full")
     with (
         pytest.raises(StorageFailed, match=r"^cannot write it: full; free some space$"),
         storing("cannot write it"),

@@ -22,7 +22,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import edgert
-from edgert.durable import sha256_of
+from edgert.durable import os_error_as, sha256_of
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.pip import run_module, run_pip
 from edgert_deploy.common.folders import cache_folder
@@ -91,12 +91,9 @@ def _installed(installed: Distribution) -> dict[str, bytes]:
     for name in map(str, installed.files or ()):
         if not _is_code(name) and ".dist-info/" not in name:  # such as the command `edgert`
             continue
-        try:
+        advice = "pip install --force-reinstall edgert"
+        with os_error_as(ConfigInvalid, f"{name} of the installed edgert cannot be read", advice):
             content[name] = Path(str(installed.locate_file(name))).read_bytes()
-        except OSError as error:
-            raise ConfigInvalid(
-                f"{name} of the installed edgert cannot be read: pip install --force-reinstall edgert"
-            ) from error
     if not content or "edgert/__init__.py" not in content or "edgert_deploy/__init__.py" not in content:
         raise ConfigInvalid("the installed edgert lists no files: pip install --force-reinstall edgert")
     return content

@@ -11,9 +11,8 @@ import contextlib
 from pathlib import Path
 
 from edgert.bundle.signing import SigningKey, read_signing_key
-from edgert.durable import replace_file
+from edgert.durable import os_error_as, replace_file
 from edgert.errors import ConfigInvalid
-from edgert.printable import file_error
 from edgert_deploy.common.project import Project, find_project
 
 PRIVATE_SUFFIX = ".key.pem"
@@ -115,11 +114,8 @@ def publish(public: Path, project: Project) -> Path | None:
     copy = project.public_keys / public.name
     if project.is_users or copy.exists():
         return None
-    try:
+    advice = f"the key exists: copy the file to {copy.parent}"
+    with os_error_as(ConfigInvalid, f"cannot copy {public} to the project", advice):
         copy.parent.mkdir(exist_ok=True)
         replace_file(copy, public.read_bytes(), mode=0o644, shared=True)
-    except OSError as error:
-        raise ConfigInvalid(
-            f"cannot copy {public} to the project: {file_error(error)}. The key exists: copy the file to {copy.parent}"
-        ) from error
     return copy

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from edgert.config import BrokerLogin
+from edgert.durable import os_error_as
 from edgert.errors import ConfigInvalid
 from edgert.toml_file import about, from_table, read_toml
 from edgert.typed_json import Closed
@@ -175,15 +176,13 @@ def find_root(start: Path | None = None) -> Path | None:
 
 def read_project(file: Path) -> Project:
     """Read an `edgert.toml`. Raises ConfigInvalid."""
-    try:
+    with os_error_as(ConfigInvalid, f"cannot read {file}"):
         owner = file.stat().st_uid
-        if owner not in _trusted_users():
-            raise ConfigInvalid(
-                f"{file} belongs to user {owner}, but it decides which devices and brokers are used: chown it, or work "
-                "in another folder"
-            )
-    except OSError as error:
-        raise ConfigInvalid(f"cannot read {file}: {error.strerror}") from error
+    if owner not in _trusted_users():
+        raise ConfigInvalid(
+            f"{file} belongs to user {owner}, but it decides which devices and brokers are used: chown it, or work in "
+            "another folder"
+        )
     return _project(file, read_toml(file))
 
 

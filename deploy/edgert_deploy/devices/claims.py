@@ -24,14 +24,14 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from edgert.checks.status import DeviceStatus
-from edgert.durable import locked
+from edgert.durable import locked, os_error_as
 from edgert.durations import duration_text
 from edgert.errors import ConfigInvalid, DeployUnderWay, DeviceError, EdgeRTError, StorageFailed
 from edgert.versions.claims import LASTS_S_MAX
@@ -261,13 +261,10 @@ def _locked_record(device: Device, what: str, other: str) -> Iterator[int]:
     """
     folder = _folder()
     name = hashlib.sha256("\0".join((device.transport, device.address, device.state, what)).encode()).hexdigest()[:24]
-    try:
+    busy = DeployUnderWay(f"{other} is in progress on {device.name} from this host; wait until it ends")
+    with _writing(ConfigInvalid, busy):
         folder.mkdir(parents=True, exist_ok=True)
         note = locked(folder / name, wait_s=0)
-    except BlockingIOError as error:
-        raise DeployUnderWay(f"{other} is in progress on {device.name} from this host; wait until it ends") from error
-    except OSError as error:
-        raise ConfigInvalid(_unwritable(error)) from error
     with note:
         yield note.fileno()
 
@@ -292,15 +289,14 @@ def _read(note: int) -> list[str]:
 
 
 def _write(note: int, *tokens: str) -> None:
-    try:
+    with _writing(StorageFailed):
         os.ftruncate(note, 0)
         os.pwrite(note, " ".join(tokens).encode(), 0)
-    except OSError as error:
-        raise StorageFailed(_unwritable(error)) from error
 
 
-def _unwritable(error: OSError) -> str:
-    return f"cannot write {_folder()} on this host: {error.strerror}. Free some space, or set XDG_CACHE_HOME to a folder of yours"
+def _writing(kind: type[EdgeRTError], busy: EdgeRTError | None = None) -> AbstractContextManager[None]:
+    advice = "free some space, or set XDG_CACHE_HOME to a folder of yours"
+    return os_error_as(kind, f"cannot write {_folder()} on this host", advice, busy)
 
 
 def _folder() -> Path:

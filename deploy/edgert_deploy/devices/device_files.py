@@ -18,6 +18,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
+from edgert.durable import os_error_as
 from edgert.errors import ConfigInvalid, StorageFailed
 from edgert.registry.address import parse_repository
 from edgert.registry.login import read_credentials
@@ -303,10 +304,8 @@ def _named_files(
 
 
 def _content(file: Path | None) -> bytes | None:
-    try:
+    with os_error_as(ConfigInvalid, f"cannot read {file}"):
         return None if file is None else file.read_bytes()
-    except OSError as error:
-        raise ConfigInvalid(f"cannot read {file}: {error.strerror}") from error
 
 
 def check_config(device: Device, file: DeviceFile, transport: Transport) -> None:

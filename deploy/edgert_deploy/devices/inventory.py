@@ -36,10 +36,10 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Table
 
-from edgert.durable import locked, replace_file
+from edgert.durable import locked, os_error_as, replace_file
 from edgert.errors import ConfigInvalid
 from edgert.names import NAME, NAME_RULE, checked_id
-from edgert.printable import file_error, some_of
+from edgert.printable import some_of
 from edgert.toml_file import about, from_table, parse_toml, read_text
 from edgert.typed_json import Closed
 from edgert_deploy.common.addresses import host_and_port
@@ -222,12 +222,10 @@ class Inventory:
     @contextmanager
     def _changing(self) -> Iterator[tomlkit.TOMLDocument]:
         """Lock and read the file. The caller changes the document and writes it."""
-        try:
+        with os_error_as(ConfigInvalid, f"cannot write inventory {self.path}"):
             target = self.path.resolve()  # a link to the file and the file itself have the same lock
             target.parent.mkdir(parents=True, exist_ok=True)
             lock = locked(target.with_name(f".{target.name}.lock"))
-        except OSError as error:
-            raise ConfigInvalid(f"cannot write inventory {self.path}: {file_error(error)}") from error
         with lock:
             yield self._read()
 
@@ -397,9 +395,6 @@ def _change_table(table: Table, before: Device | None, after: Device) -> Table:
 def _replace_file(path: Path, data: bytes) -> None:
     """Replace the file in one step. A link stays a link, and the mode stays the same."""
     target = path.resolve()
-    try:
+    advice = "check the folder's rights and its free space"
+    with os_error_as(ConfigInvalid, f"cannot write inventory {path}", advice):
         replace_file(target, data, mode=target.stat().st_mode & 0o777 if target.exists() else 0o644)
-    except OSError as error:
-        raise ConfigInvalid(
-            f"cannot write inventory {path}: {error.strerror}; check the folder's rights and its free space"
-        ) from error

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from edgert.durable import is_locked, locked, sync_file, sync_folder
+from edgert.durable import is_locked, locked, os_error_as, sync_file, sync_folder
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert_deploy.devices.claims import user_and_host
 from edgert_deploy.rollout.rollout_record import Record, Rollout, new_record
@@ -153,14 +153,10 @@ class RolloutStore:
         """Hold the lock of a rollout; it ends with this process. Raises ConfigInvalid if another holds it."""
         busy = ConfigInvalid(f"rollout {id} is running in another process; follow it with: edgert rollout status {id}")
         with ExitStack() as locks:
-            try:
+            with self._changes("lock a rollout in", busy):
                 self._make_folder()
                 # This call waits, because `is_at_work` also holds the lock, for an instant.
                 locks.enter_context(locked(self.path(id, _LOCK), LOCK_S_MAX))
-            except BlockingIOError as error:
-                raise busy from error
-            except OSError as error:
-                raise self._unusable("lock a rollout in", error) from error
             if self._team is not None and not locks.enter_context(self._team.locked(id)):
                 raise busy
             self.sync()  # the last holder of the lock may have written lines that this process lacks
@@ -175,12 +171,10 @@ class RolloutStore:
         Without a team's store, only the host that last worked on the rollout knows this. Raises ConfigInvalid.
         """
         lock = self.path(id, _LOCK)
-        try:
+        with self._changes("lock a rollout in"):
             if is_locked(lock):
                 return True
             is_local = lock.exists() and self.read(id).by in ("", user_and_host())
-        except OSError as error:
-            raise self._unusable("lock a rollout in", error) from error
         if self._team is not None:
             with contextlib.suppress(EdgeRTError):
                 return self._team.is_locked(id)
@@ -264,19 +258,20 @@ class RolloutStore:
         return lines
 
     def _append(self, id: str, lines: Sequence[str]) -> None:
-        path, new = self.path(id), False
-        try:
+        path = self.path(id)
+        with self._changes("write a rollout's progress to"):
             new = not path.exists()
-            with path.open("ab+") as file:
-                _cut_unfinished(file.fileno())
-                file.write("".join(f"{line}\n" for line in lines).encode())
-                sync_file(file)
-            if new:
-                sync_folder(self.folder)
-        except OSError as error:
-            if new:  # the rollout did not start, for example because the disk is full
-                path.unlink(missing_ok=True)
-            raise self._unusable("write a rollout's progress to", error) from error
+            try:
+                with path.open("ab+") as file:
+                    _cut_unfinished(file.fileno())
+                    file.write("".join(f"{line}\n" for line in lines).encode())
+                    sync_file(file)
+                if new:
+                    sync_folder(self.folder)
+            except OSError:
+                if new:  # the rollout did not start, for example because the disk is full
+                    path.unlink(missing_ok=True)
+                raise
 
     def _tell_team(self, id: str, lines: Sequence[str]) -> None:
         """Add lines to the team's store. If this fails, the rollout continues, and `sync` adds them later."""
@@ -291,11 +286,9 @@ class RolloutStore:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Lock the folder against other processes of this host during a change. Raises ConfigInvalid."""
-        try:
+        with self._changes("write to"):
             self._make_folder()
             lock = locked(self.folder / _LOCK)
-        except OSError as error:
-            raise self._unusable("write to", error) from error
         with lock:
             yield
 
@@ -305,10 +298,10 @@ class RolloutStore:
             with contextlib.suppress(FileExistsError), (self.folder / name).open("x") as file:
                 file.write(text)
 
-    def _unusable(self, what: str, error: OSError) -> ConfigInvalid:
-        return ConfigInvalid(
-            f"cannot {what} {self.folder}: {error.strerror}. Free some space, or work in your own clone of the project"
-        )
+    def _changes(self, what: str, busy: EdgeRTError | None = None) -> AbstractContextManager[None]:
+        """Turn an OSError of the block, which does `what` in the folder, into a ConfigInvalid, or into `busy`."""
+        advice = "free some space, or work in your own clone of the project"
+        return os_error_as(ConfigInvalid, f"cannot {what} {self.folder}", advice, busy)
 
 
 def digest_of(line: str) -> int:

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgert.durable import locked
-from edgert.errors import DeviceError, StorageFailed
-from edgert.printable import reason_of
+from edgert.durable import locked, storing
+from edgert.errors import DeviceError
 from edgert.state_dir import StateDir
 
 
@@ -42,7 +41,8 @@ def sole_daemon(state: StateDir) -> Iterator[PidFile]:
     another daemon runs.
     """
     with contextlib.ExitStack() as stack:
-        try:
+        busy = DeviceError(f"a daemon already runs on {state.root}: stop this daemon with edgertd stop")
+        with storing(f"cannot lock {state.pid}", busy):
             if state.read_only:
                 locked_file = state.pid if state.pid.exists() else state.models
                 descriptor = os.open(locked_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -56,10 +56,6 @@ def sole_daemon(state: StateDir) -> Iterator[PidFile]:
                 with contextlib.suppress(OSError):  # the disk is full, but only the lock matters
                     file.write(text)
                     file.truncate(len(text))
-        except BlockingIOError as error:
-            raise DeviceError(f"a daemon already runs on {state.root}: stop this daemon with edgertd stop") from error
-        except OSError as error:
-            raise StorageFailed(f"cannot lock {state.pid}: {reason_of(error)}") from error
         status = os.fstat(descriptor)
         yield PidFile(state.pid, status.st_ino if stat.S_ISREG(status.st_mode) else None)
 

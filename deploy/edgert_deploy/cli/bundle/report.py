@@ -8,7 +8,7 @@ import click
 
 from edgert.bundle.bundle_file import open_bundle
 from edgert.cli.output import emit, json_option
-from edgert.durable import replace_file
+from edgert.durable import os_error_as, replace_file
 from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.quantities import size_text
@@ -38,11 +38,7 @@ def report(bundle: Path, html: Path | None, as_json: bool) -> None:
         raise ConfigInvalid(f"{html} is the bundle itself: give --html another file")
     with open_bundle(bundle, trusted=None) as opened:
         text = page(gather(opened, bundle.stat().st_size))
-    try:
+    with os_error_as(ConfigInvalid, f"cannot write {html}", "give --html a file in an existing folder with free space"):
         replace_file(html, text.encode(), mode=0o644, shared=True)
-    except OSError as error:
-        raise ConfigInvalid(
-            f"cannot write {html}: {error.strerror}; give --html a file in an existing folder with free space"
-        ) from error
     size_bytes = html.stat().st_size
     emit({"html": str(html), "size_bytes": size_bytes}, f"{html}: {size_text(size_bytes)}", as_json)

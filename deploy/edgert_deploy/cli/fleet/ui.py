@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from edgert.cli.output import emit, json_option, progress
+from edgert.durable import os_error_as
 from edgert.errors import ConfigInvalid, EdgeRTError
 from edgert.printable import endpoint
 from edgert.telemetry.messages import wall_ms
@@ -185,10 +186,8 @@ def access_for(host: str, names: tuple[str, ...], token_file: str | None) -> Acc
 def own_store(settings: MqttSettings) -> str:
     """Return the file of the page's own store for this broker's reports. Raises ConfigInvalid."""
     folder = state_folder()
-    try:
+    with os_error_as(ConfigInvalid, f"cannot make {folder}", "give a store with --store FILE"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigInvalid(f"cannot make {folder}: {error.strerror}; give a store with --store FILE") from error
     return str(folder / f"ui-{hashlib.sha256(settings.address.encode()).hexdigest()[:8]}.db")
 
 

@@ -23,6 +23,7 @@ from paramiko.agent import AgentSSH
 from paramiko.config import SSHConfig
 from paramiko.pkey import UnknownKeyType
 
+from edgert.durable import os_error_as
 from edgert.durations import UNITS_S
 from edgert.errors import ConfigInvalid
 
@@ -140,12 +141,8 @@ def _identity_key(path: Path) -> paramiko.PKey | None:
     """
     if not path.is_file():
         raise ConfigInvalid(f"identity {path} is missing: give the private key's path")
-    try:
+    with os_error_as(ConfigInvalid, f"identity {path} cannot be read", "check its mode and its owner"):
         head = _head(path)
-    except OSError as error:
-        raise ConfigInvalid(
-            f"identity {path} cannot be read: {error.strerror}; check its mode and its owner"
-        ) from error
     if b"PRIVATE KEY" in head:
         files = (path, Path(f"{path}-cert.pub"))
         return _private_key(path, tuple(file.stat().st_mtime_ns for file in files if file.exists()))

@@ -30,6 +30,7 @@ from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer
 
 from edgert.backoff import doubling
+from edgert.durable import os_error_as
 from edgert.errors import ConfigInvalid, DeviceUnreachable, HostKeyMismatch
 from edgert.printable import endpoint
 from edgert_deploy.devices.inventory import Device, SshAddress, fingerprint
@@ -302,12 +303,10 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            try:
-                # As in ssh, the command replaces the shell.
-                words = ["/bin/sh", "-c", f"exec {command}"]
+            # As in ssh, the command replaces the shell.
+            words = ["/bin/sh", "-c", f"exec {command}"]
+            with os_error_as(DeviceUnreachable, f"{hop.label}: ProxyCommand `{command}` fails"):
                 process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno())
-            except OSError as error:
-                raise DeviceUnreachable(f"{hop.label}: ProxyCommand `{command}` fails: {error.strerror}") from error
         try:
             yield ours
         finally:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgert.bundle.buckets import Buckets
 from edgert.bundle.state import State, Stateful
+from edgert.durable import os_error_as
 from edgert.engines import LocalArtifact
 from edgert.errors import BuildFailed, SourceInvalid
 from edgert.tensors import TensorSpec
@@ -221,7 +222,7 @@ def _digest_of_all(path: Path, data: bytes, beside: list[str]) -> tuple[str, int
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with os_error_as(SourceInvalid, f"cannot read {path}"):
         if not path.is_file():
             raise SourceInvalid(
                 f"{path} is not a file; give the .onnx, .tflite, .keras, .h5, .pt2 or .pt file of the "
@@ -233,5 +234,3 @@ def _read(path: Path) -> bytes:
                 "of protobuf and of flatbuffers): use a smaller variant"
             )
         return path.read_bytes()
-    except OSError as error:
-        raise SourceInvalid(f"cannot read {path}: {error.strerror}") from error

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from edgert.durable import os_error_as
 from edgert.errors import SourceInvalid
 from edgert_deploy.packager.sources.formats.git_lfs import pointer_problem
 from edgert_deploy.packager.sources.onnx_graph.nodes import PROTO_BYTES_MAX, tensors
@@ -76,14 +77,10 @@ def open_file(model: Path, location: str) -> BinaryIO:
     """Open the file `location` below the folder of `model` for reading. Raises SourceInvalid."""
     folder, path = model.parent, model.parent / location
     keeps = f"{model.name} keeps weights in {location!r}"
-    try:
+    with os_error_as(SourceInvalid, f"{keeps}, which cannot be read", "put that file beside the model"):
         if not path.resolve().is_relative_to(folder.resolve()):
             raise SourceInvalid(f"{keeps}, a link that leads out of the model's folder")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise SourceInvalid(
-            f"{keeps}, which cannot be read: {error.strerror}; put that file beside the model"
-        ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise SourceInvalid(f"{keeps}, which is not a regular file: replace it by the file itself")
