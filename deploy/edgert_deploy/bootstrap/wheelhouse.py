@@ -29,10 +29,10 @@ import edgert
 from edgert.durable import replacing, sha256_of
 from edgert.engines import FOR_TESTS
 from edgert.errors import ConfigInvalid, EngineMissing
+from edgert_deploy.bootstrap import sbom
 from edgert_deploy.bootstrap.locked_wheels import MACHINES, Lock
 from edgert_deploy.bootstrap.own_wheel import content_digest, own_wheel
 from edgert_deploy.bootstrap.pip import NoWheels, run_pip
-from edgert_deploy.common import sbom
 from edgert_deploy.common.file_cache import remove_abandoned
 from edgert_deploy.common.folders import cache_folder
 

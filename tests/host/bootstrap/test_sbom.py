@@ -8,7 +8,7 @@ from importlib.resources import files
 from jsonschema import Draft7Validator
 from referencing import Registry, Resource
 
-from edgert_deploy.common.sbom import Component, sbom
+from edgert_deploy.bootstrap.sbom import Component, sbom
 
 PARTS = [
     Component("numpy", "2.4.6", "a" * 64, "BSD-3-Clause"),
