@@ -33,10 +33,10 @@ PRIVATE_FOLDER = 0o700
 def os_error_as(
     kind: type[EdgeRTError], what: str, advice: str = "", busy: EdgeRTError | None = None
 ) -> Iterator[None]:
-    """Turn an OSError of the block into a `kind`: `what`, such as "cannot read X", the reason, and the next step.
+    """Turn an OSError of the block into a `kind` that names `what`, the reason and the next step.
 
-    Without `advice`, the next step is the usual one for the reason. If another process holds a lock, raise `busy`
-    instead, if it is given.
+    `what` is a text such as "cannot read X". Without `advice`, the next step is the usual one for the reason. If
+    another process holds a lock, raise `busy` instead, if it is given.
     """
     try:
         yield
