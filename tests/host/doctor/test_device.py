@@ -194,6 +194,7 @@ def test_faults_of_the_connection_are_reported_with_their_next_steps(
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", locked], check=True, capture_output=True)
     closed = check_device(replace(sshd.device(), identity=str(locked)), {})
     assert closed[0].next_step == "Give the key's passphrase to an agent (ssh-add)"
+    assert "ssh-add" not in closed[0].text
     jump, key = sshd.address.replace("127.0.0.1", "localhost"), sshd.host_key
     refused_jump = replace(sshd.device(), identity=str(tmp_path / "other"), jump=jump, jump_host_key=key)
     changed_jump = replace(refused_jump, jump_host_key=other)

@@ -16,8 +16,8 @@ from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_ne
 from edgert_deploy.packager.accuracy.grids import may_be_grid_of_logits
 from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
+from edgert_deploy.packager.settings import DROP_MAX
 
-DROP_MAX = 0.01  # the default of --max-drop
 ALIKE_DROP_MAX = 0.1  # the check for similar answers uses --max-drop, but at most this value
 SCORE_TOLERANCE = 1e-3  # the rounding error of a score of 0 or 1
 NEAR_CHANCE = 0.1  # the share of the way from chance to 1 up to which FP32's top-1 causes a warning
