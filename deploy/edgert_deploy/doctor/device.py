@@ -242,7 +242,7 @@ def _installed(report: _Report) -> DeviceStatus | None:
     except DeviceUnreachable:
         raise
     except ConfigInvalid as error:  # a bootstrap also refuses this file
-        advice = "Correct this file" + ("" if device.transport == "local" else f": edgert ssh {device.name}")
+        advice = "correct this file" + ("" if device.transport == "local" else f": edgert ssh {device.name}")
         report.fail("configuration", error.message, advice, DeviceError.exit_code)
         return None
     except EdgeRTError as error:

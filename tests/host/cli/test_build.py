@@ -125,7 +125,7 @@ def test_a_new_model_file_names_the_profiles_of_the_devices(shell_here: Shell) -
 def test_a_build_without_samples_or_targets_names_what_is_missing(shell_here: Shell) -> None:
     done = shell_here.build(holdout=None, target=None)
     assert done.returncode == 2
-    assert "missing --holdout, --target" in done.stderr
+    assert "missing --holdout, --target (edgert profiles lists the targets): give them" in done.stderr
     assert "edgert build --init MODEL" in done.stderr
     (shell_here.folder / "net.toml").write_text('model = "net.onnx"\nmax_dorp = 1\n')
     done = shell_here("build", "net.toml", "--json")

@@ -113,7 +113,7 @@ def test_the_error_about_a_configuration_says_to_correct_the_file(tmp_path: Path
         with device.state.config.open("a") as file:
             file.write("\n[models.digits]\nneer = 0.02\n")
         (found,) = [f for f in check_device(as_known(device), {}) if f.check == "configuration"]
-    assert (found.level, found.exit_code, found.next_step) == (FAIL, 7, "Correct this file")
+    assert (found.level, found.exit_code, found.next_step) == (FAIL, 7, "correct this file")
     assert "unknown key 'neer'" in found.text
 
 

@@ -67,8 +67,9 @@ class BuildOptions(BuildSettings):
         """Refuse a build without samples or targets. The model file may name them, so click cannot refuse it."""
         samples = {"--calibration": self.calibration, "--holdout": self.holdout, "--target": self.targets or None}
         if missing := [name for name, value in samples.items() if value is None]:
+            targets = " (edgert profiles lists the targets)" if "--target" in missing else ""
             raise click.UsageError(
-                f"missing {', '.join(missing)}: give the options, or write a model file with edgert build --init MODEL"
+                f"missing {', '.join(missing)}{targets}: give them, or write a model file with edgert build --init MODEL"
             )
         if 0 < (self.downgrade_from or 0) <= self.release:
             raise click.UsageError(

@@ -71,10 +71,10 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
 
 
 def _order_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:
-    """Return the advice to transpose the array if only the order of its axes is wrong, else ""."""
+    """Return the advice: transpose the array if only its axes have another order, else prepare it again."""
     lengths = list(shape[1:])
     if len(set(lengths)) < len(lengths) - 1 or sorted(lengths) != sorted(spec.item_shape):
-        return ""
+        return ": prepare the samples as your application does"
     order = []
     for length in spec.item_shape:
         order.append(1 + lengths.index(length))
@@ -373,7 +373,7 @@ def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
     except CalibrationInvalid:
         raise
     except FileNotFoundError as error:
-        raise CalibrationInvalid(f"there is no {path}: {advice}") from error
+        raise CalibrationInvalid(f"there is no {path}: correct the path, or {advice}") from error
     except OSError as error:
         raise CalibrationInvalid(f"cannot read {path}: {error.strerror or error}") from error
     except MemoryError as error:
