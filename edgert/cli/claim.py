@@ -84,5 +84,5 @@ def unclaim(state: StateDir, token: str, as_json: bool) -> None:
 def claim_option(command: F) -> F:
     """Add the option --claim TOKEN."""
     return click.option(
-        "--claim", "token", default="", metavar="TOKEN", help="The token of your claim (edgertd claim)."
+        "--claim", "token", default="", metavar="TOKEN", hidden=True, help="The token of a claim (edgertd claim)."
     )(command)

@@ -77,7 +77,7 @@ def ask(client: Client, model: str, inputs: NDArray[Any] | Arrays, *, is_text: b
     if is_text and "text" not in metadata.get("preprocess", {}):
         wants = ", ".join(f"{each['name']} {each['datatype']} {each['shape']}" for each in metadata["inputs"])
         raise RequestError(
-            f"model {model} takes no text, but {wants}: give --input with such an array or file, or build the model with a "
+            f"model {model} takes no text; it takes {wants}: give --input with such an array or file, or build the model with a "
             "tokenizer ([text] in the --preprocess file)"
         )
     if isinstance(inputs, dict):

@@ -2,8 +2,14 @@
 
 `edgertd start` starts the monitor. The monitor ends when the daemon ends normally (exit code 0), on SIGTERM and SIGINT,
 when the state folder was removed, or when the daemon of another monitor runs. SIGCONT ends its pause before the next
-start. If a monitor was killed, the next `edgertd start` starts a new monitor that adopts the daemon. The exit code of
-an adopted daemon is unknown. The monitor assumes a normal end if the daemon removed its control socket.
+start.
+
+The daemon's loop also sends SIGCONT regularly. The monitor kills a daemon that has stopped sending it, because the
+daemon hangs.
+
+If a monitor was killed, the next `edgertd start` starts a new monitor that adopts the daemon. The exit code of an
+adopted daemon is unknown. The monitor assumes a normal end if the daemon removed its control socket. An adopted daemon
+sends no SIGCONT.
 """
 
 from __future__ import annotations
@@ -25,7 +31,9 @@ PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
 REFUSED_S_MAX = 20.0  # a first daemon that fails this soon will fail again; a slow device needs seconds for the imports
 NOT_STARTED = 126  # a shell's exit code for a command that it cannot run
 LOG_BYTES_MAX = 5_000_000
-LOG_CHECK_S = 60.0
+CHECK_S = 60.0  # the time between two checks of the log and of the daemon
+SILENT_CHECKS_MAX = 2  # checks in a row; the time in which a container is paused counts as one check
+REPORT_S = 20.0  # the time between two reports of the daemon
 VARIABLE = "EDGERT_MONITOR"  # the monitor's process id, in its daemon's environment
 ADOPTED_S = 1.0  # the pause between two checks of an adopted daemon
 
@@ -50,11 +58,12 @@ class Monitor:
         self._awake = queue.SimpleQueue[None]()
         self._daemon: subprocess.Popen[bytes] | None = None
         self._adopted: int | None = None
+        self._silent_checks = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
-        signal.signal(signal.SIGCONT, lambda *_: self._awake.put(None))
-        signal.signal(signal.SIGALRM, lambda *_: shorten_log())
-        signal.setitimer(signal.ITIMER_REAL, LOG_CHECK_S, LOG_CHECK_S)
+        signal.signal(signal.SIGCONT, lambda *_: self._continue())
+        signal.signal(signal.SIGALRM, lambda *_: self._check())
+        signal.setitimer(signal.ITIMER_REAL, CHECK_S, CHECK_S)
 
     def keep_running(self, adopted: int | None = None) -> int:
         """Start the daemon again and again, until a run ends normally or the first run fails at once.
@@ -91,6 +100,7 @@ class Monitor:
 
     def _run(self, command: list[str]) -> int:
         """Start the daemon, wait for its end, and return its exit code."""
+        self._silent_checks = 0
         try:
             environment = {**os.environ, VARIABLE: str(os.getpid())}
             self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
@@ -122,6 +132,20 @@ class Monitor:
             return is_locked(StateDir(Path(self._state)).pid)
         return False
 
+    def _continue(self) -> None:
+        """Handle SIGCONT: a report of the daemon, or the end of a pause."""
+        self._silent_checks = 0
+        if self._awake.empty():
+            self._awake.put(None)
+
+    def _check(self) -> None:
+        """Shorten the log, and kill the daemon if it hangs."""
+        shorten_log()
+        self._silent_checks += 1
+        if self._silent_checks > SILENT_CHECKS_MAX and self._daemon is not None and self._daemon.poll() is None:
+            log(f"edgertd has not reported for {self._silent_checks * CHECK_S:.0f} s: it hangs and is killed")
+            self._daemon.kill()
+
     def _end(self) -> None:
         self._ending = True
         self._awake.put(None)
@@ -145,6 +169,13 @@ def signal_monitor(monitor: int, number: signal.Signals) -> None:
     """Tell a monitor to end (SIGTERM) or to start its daemon now (SIGCONT, harmless at any time)."""
     with contextlib.suppress(OSError):  # the monitor has ended, or belongs to another user
         os.kill(monitor, number)
+
+
+def report_to_monitor() -> None:
+    """Tell the monitor that started this daemon, if it still runs, that the daemon's loop runs."""
+    parent = os.getppid()
+    if os.environ.get(VARIABLE) == str(parent):
+        signal_monitor(parent, signal.SIGCONT)
 
 
 def has_lost_its_monitor(daemon: int) -> bool:

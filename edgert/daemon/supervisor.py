@@ -23,6 +23,7 @@ from typing import Any
 from edgert import __version__
 from edgert.checks.channel_status import STALE, ChannelEvent, read_channel_status
 from edgert.config import DeviceConfig, read_config
+from edgert.daemon import monitor
 from edgert.daemon.device_reporter import DeviceReporter
 from edgert.daemon.memory.load_turns import LoadTurns
 from edgert.daemon.memory.memory_budget import MemoryBudget
@@ -91,6 +92,7 @@ class Supervisor:
             Periodic(STATE_CHECK_S, self._check_state_folder, clock),
             Periodic(incoming.CHECK_S, IncomingFolder(state.incoming, clock).clean, clock),
             Periodic(latest_time.CHECK_S, LatestTime(state).store_clock, clock),
+            Periodic(monitor.REPORT_S, monitor.report_to_monitor, clock),
         ]
         if (watchdog_s := service_manager.watchdog_s()) is not None:
             self._periodic.append(Periodic(watchdog_s, self._ping_watchdog, clock))

@@ -5,6 +5,7 @@ For inference, the endpoints use the daemon's socket like an app. For figures, t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -190,15 +191,23 @@ class Endpoints:
         models = self._client.models()
         # A model that loads on demand counts as ready.
         waited_for = [m["name"] for m in models if m["state"] not in (*SERVES, "unloaded", "stopped")]
-        serving = (m["name"] for m in models if m["state"] in SERVES)
-        fault = (
-            f"not ready: {', '.join(waited_for)}" if waited_for else next(filter(None, map(self._hangs, serving)), "")
-        )
-        return _readiness(fault)
+        if waited_for:
+            return _readiness(f"not ready: {', '.join(waited_for)}")
+        return _readiness(self._hanging([m["name"] for m in models if m["state"] in SERVES]))
 
     def _model_ready(self, model: str, version: str) -> HttpResponse:
         state = self._served(model, version)["state"]
         return _readiness(self._hangs(model) if state in SERVES else f"model {model} is {state}")
+
+    def _hanging(self, models: list[str]) -> str:
+        """Return which workers of `models` do not react; ask all at once, because each may take READY_S_MAX."""
+        faults: dict[str, str] = {}
+        threads = [threading.Thread(target=lambda name=m: faults.update({name: self._hangs(name)})) for m in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return "; ".join(faults[model] for model in models if faults[model])
 
     def _hangs(self, model: str) -> str:
         """Return the reason why the worker of `model` is not ready, or "" if it reacts to a connection.

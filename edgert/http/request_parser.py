@@ -63,6 +63,7 @@ class RequestParser:
 
         self._parser: HttpRequestParser = HttpRequestParser(self)
         self._last = ParsedRequest(complete=True)
+        self._continued: ParsedRequest | None = None  # the request whose rest a new parser parses
         self._unparsed_bytes = 0
 
     def _store_head(self, data: memoryview) -> None:
@@ -95,11 +96,18 @@ class RequestParser:
     def _parse(self, data: memoryview) -> None:
         from httptools import HttpParserError, HttpParserUpgrade
 
-        before = self._progress()
+        before, rest = self._progress(), data
         try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade:  # this server has only HTTP/1.1: it answers the request, then closes
-            self._last.keep_alive = False
+            while rest:
+                try:
+                    self._parser.feed_data(rest)
+                    break
+                except HttpParserUpgrade as upgrade:
+                    if self._last.method == "CONNECT":  # what follows is not HTTP: the server answers, then closes
+                        self._last.keep_alive = False
+                        break
+                    rest = rest[upgrade.args[0] :]
+                    self._ignore_upgrade()
         except HttpParserError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"not HTTP/1.1: {error}") from error
         # httptools keeps a field, a trailer or a chunk's extension until it is complete, and reports nothing before.
@@ -112,6 +120,21 @@ class RequestParser:
                     f"the request's head is too long: send at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} fields",
                 )
 
+    def _ignore_upgrade(self) -> None:
+        """Parse the rest of a request with the field `Upgrade` as HTTP/1.1, which is this server's only protocol.
+
+        At the end of such a head, httptools ends the request without its body. So a new parser gets a head that only
+        states the length of the body. Java's HttpClient sends `Upgrade: h2c` with each request.
+        """
+        from httptools import HttpRequestParser
+
+        request = self._last
+        framing = [name for name in ("content-length", "transfer-encoding") if name in request.headers]
+        fields = "".join(f"{name}: {request.headers[name]}\r\n" for name in framing)
+        self._parser = HttpRequestParser(self)
+        self._continued = request
+        self._parser.feed_data(f"POST / HTTP/{request.version}\r\n{fields}\r\n".encode("latin-1"))
+
     def _progress(self) -> tuple[int, int, int, bool, bool]:
         last = self._last
         return len(self.requests), last.head_bytes, last.body_bytes, last.head_complete, last.complete
@@ -119,11 +142,17 @@ class RequestParser:
     # --- called by httptools ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if self._continued is not None:
+            self._last, self._continued = self._continued, None
+            self._last.complete = False
+            return
         self._last = ParsedRequest()
         self.requests.append(self._last)
 
     def on_url(self, url: bytes) -> None:
         request = self._last
+        if request.head_complete:
+            return  # the head of `_ignore_upgrade`
         request.url += url.decode("latin-1")
         request.head_bytes += len(url)
 
@@ -131,13 +160,15 @@ class RequestParser:
         request = self._last
         request.head_bytes += len(name) + len(value) + 4
         if request.head_complete:
-            return  # a trailer must not change the head
+            return  # a trailer, or the head of `_ignore_upgrade`, must not change the head
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         # A repeated field is a list (RFC 9110, 5.3), so a second value does not replace the first.
         request.headers[key] = f"{request.headers[key]}, {text}" if key in request.headers else text
 
     def on_headers_complete(self) -> None:
         request = self._last
+        if request.head_complete:
+            return
         request.method = self._parser.get_method().decode("latin-1")
         request.keep_alive = self._parser.should_keep_alive()
         request.version = self._parser.get_http_version()

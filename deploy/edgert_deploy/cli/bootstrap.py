@@ -124,11 +124,11 @@ def _line(result: BootstrapResult, python: str) -> str:
     )
     engines += "".join(f"; without {name}" for name in result.lacking)
     telemetry = status.telemetry
-    ready = "ready"
+    lines = [
+        f"{result.device}: ready, kept running by {result.service}; engines {engines}; changed: {changed}",
+        f"  apps on the device use {python} and the socket {status.socket}",
+    ]
     if telemetry.broker and telemetry.connection.state != CONNECTED:
-        reason = telemetry.connection.text or "no connection yet"
-        ready = f"set up, but without a working connection to its broker {telemetry.broker} ({reason})"
-    return (
-        f"{result.device}: {ready}, kept running by {result.service}; engines {engines}; changed: {changed}\n"
-        f"  apps on the device use {python} and the socket {status.socket}"
-    )
+        lines[0] = lines[0].replace(": ready,", ": ready except for its broker,", 1)
+        lines.append(f"  broker {telemetry.broker}: {telemetry.connection.text or 'no connection yet'}")
+    return "\n".join(lines)

@@ -39,7 +39,7 @@ def promote(
     source: str | None,
     target: str,
     chosen: OfferOptions,
-    reach: RegistryOptions,
+    registry: RegistryOptions,
     signing: SigningOptions,
     as_json: bool,
 ) -> None:
@@ -56,7 +56,7 @@ def promote(
       edgert promote digits --to stable --share 50%
     """
     key = signing.key()
-    with reach.opened() as client:
+    with registry.opened() as client:
         channels = channels_of(client)
         name = source or target
         entry = newest_of(channels.read(name).entries, model, name)

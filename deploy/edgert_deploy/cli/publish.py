@@ -37,7 +37,7 @@ def publish(
     channel: str | None,
     chosen: OfferOptions,
     signing: SigningOptions,
-    reach: RegistryOptions,
+    registry: RegistryOptions,
     as_json: bool,
 ) -> None:
     """Put BUNDLE into a registry, and with --channel offer it to the devices that follow the channel.
@@ -61,7 +61,7 @@ def publish(
     offer = read_offer(bundle)  # verify the bundle before any connection
     trial = chosen.trial(offer.manifest.model)
     key = signing.key() if channel else None
-    with reach.opened() as client:
+    with registry.opened() as client:
         with upload_progress(str(client.repository)) as on_bytes:
             release = put(client, bundle, on_bytes, progress)
         sent = f"sent {size_text(release.sent_bytes)} of {size_text(release.size_bytes)}"

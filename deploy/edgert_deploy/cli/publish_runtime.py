@@ -59,7 +59,7 @@ def publish_runtime(
     channel: str | None,
     chosen: OfferOptions,
     signing: SigningOptions,
-    reach: RegistryOptions,
+    registry: RegistryOptions,
     profiles_dir: Path | None,
     as_json: bool,
 ) -> None:
@@ -88,7 +88,7 @@ def publish_runtime(
     profiles = [load_profile(name, profiles_dir) for name in chosen.profiles]
     options = BootstrapOptions((), engines=engines, extras=extras)
     key = signing.key()
-    with reach.opened() as client:
+    with registry.opened() as client:
         runtime, files = collect_runtime(release, profiles, pythons, options, progress)
         with upload_progress(str(client.repository)) as on_bytes:
             published = put(client, runtime, files, key, on_bytes, progress)

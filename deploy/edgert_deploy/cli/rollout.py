@@ -88,10 +88,11 @@ def status(id: str | None, as_json: bool) -> None:
 @verbose_option
 @json_option
 def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool, as_json: bool) -> None:
-    """Finish rollout ID (default: the newest) on devices that failed, were interrupted or did not start.
+    """Finish rollout ID (default: the newest) on the remaining devices.
 
-    Waves, limits and pauses stay the same; the limit of failures ignores earlier failures. The command has the exit
-    codes of edgert deploy. Any host of the team may finish a rollout of another host.
+    These are the devices that failed, were interrupted or did not start. Waves, limits and pauses stay the same; the
+    limit of failures ignores earlier failures. The command has the exit codes of edgert deploy. Any host of the team
+    may finish a rollout of another host.
 
     \b
     Examples:

@@ -28,9 +28,9 @@ from edgert_deploy.devices.transports import Transport
 def uninstall(selector: str, purge: bool, yes: bool, dry_run: bool, inventory: Inventory, as_json: bool) -> None:
     """Remove EdgeRT from devices: service, runtimes, sockets, logins, account and groups.
 
-    Models, trusted keys and configuration stay, unless you give --purge or agree to the removal. Other files in
-    EdgeRT's folders stay, and the output names these files. The devices stay in the inventory: see `edgert device
-    remove`.
+    The command asks before it removes anything. Models, trusted keys and configuration stay, unless you give --purge
+    or confirm their removal. Other files in EdgeRT's folders stay, and the output names these files. The devices stay
+    in the inventory: see `edgert device remove`.
 
     \b
     Examples:

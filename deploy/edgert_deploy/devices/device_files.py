@@ -20,6 +20,7 @@ from edgert.bundle.signing import PublicKey
 from edgert.config import DeviceConfig, parse_config
 from edgert.durable import os_error_as
 from edgert.errors import ConfigInvalid, StorageFailed
+from edgert.http.address import parse_address
 from edgert.registry.address import parse_repository
 from edgert.registry.login import read_credentials
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
@@ -156,6 +157,8 @@ def wanted_files(
     text = merged_config(document, ours)
     # Refuse here what the daemon would refuse later.
     config = parse_config(text, f"{state}/config.toml")
+    if "http" in settings and config.http.listen:
+        parse_address(config.http.listen, allow_remote=config.http.allow_remote)
     return [*files_of_device, DeviceFile(f"{state}/config.toml", text.encode(), "configuration")], config
 
 

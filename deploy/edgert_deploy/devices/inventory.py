@@ -201,7 +201,7 @@ class Inventory:
                 )
         if device.name in {d.name for d in present}:
             raise ConfigInvalid(
-                f"{self.path} already has a device {device.name}: change it with edgert device set {device.name}, or "
+                f"{self.path} already has a device {device.name!r}: change it with edgert device set {device.name}, or "
                 f"remove it with edgert device remove {device.name}"
             )
         _check_groups([*present, device], self.path)

@@ -42,7 +42,7 @@ def select(devices: list[Device], selector: str, path: Path, *, groups: bool = T
 def _matched(devices: list[Device], word: str, path: Path, groups: bool) -> set[str]:
     names = {d.name for d in devices if (_matches(d, word) if groups else d.name == word)}
     if not names:
-        raise ConfigInvalid(f"{path} has no {_kind_of(word, groups)}; it has {_suggestions(devices, word)}")
+        raise ConfigInvalid(f"{path} has no {_kind_of(word, groups)}; known {_suggestions(devices, word)}")
     return names
 
 
@@ -65,11 +65,11 @@ def _suggestions(devices: list[Device], word: str) -> str:
     """List some valid words of the same kind as `word`."""
     kind = word.partition(":")[0] if ":" in word else ""
     if kind == "tag":
-        return f"tags {some_of(sorted({tag for d in devices for tag in d.tags}), KNOWN_SHOWN_MAX)}"
+        return f"tags: {some_of(sorted({tag for d in devices for tag in d.tags}), KNOWN_SHOWN_MAX)}"
     if kind in ("site", "profile"):
-        return f"{kind}s {some_of(sorted({getattr(d, kind) for d in devices}), KNOWN_SHOWN_MAX)}"
+        return f"{kind}s: {some_of(sorted({getattr(d, kind) for d in devices}), KNOWN_SHOWN_MAX)}"
     if kind:
-        return "tag:, site: and profile: to select by"
+        return "prefixes: tag:, site:, profile:"
     groups = sorted({group for d in devices for group in d.groups})
     names = some_of([d.name for d in devices], KNOWN_SHOWN_MAX)
-    return f"devices {names}" + (f"; groups {some_of(groups, KNOWN_SHOWN_MAX)}" if groups else "")
+    return f"devices: {names}" + (f"; known groups: {some_of(groups, KNOWN_SHOWN_MAX)}" if groups else "")

@@ -121,14 +121,14 @@ def _connection(report: _Report) -> MachineFacts | None:
         if error.key_missing_at is not None:
             copy = _copies_key(device, error.key_missing_at)
             next_step = f"{copy}, or: edgert device set {name} --identity FILE"
-        report.fail("login", error.message, next_step, error.exit_code)
+        report.fail("login", error.reason, next_step, error.exit_code)
     except DeviceUnreachable as error:
         next_step = f"switch it on; if its address has changed: edgert device set {name} --address USER@HOST"
         report.fail("reachable", error.message, next_step, error.exit_code)
     except ConfigInvalid as error:
         report.fail("login", error.message, f"edgert device set {name} --identity FILE", error.exit_code)
     except CommandNotStarted as error:
-        report.fail("system", error.message.removesuffix(f". {error.next_step}"), error.next_step, error.exit_code)
+        report.fail("system", error.reason, error.next_step, error.exit_code)
     except DeviceError as error:
         report.fail("system", error.message, "EdgeRT runs on Linux with a shell and glibc", error.exit_code)
     else:
@@ -242,7 +242,7 @@ def _installed(report: _Report) -> DeviceStatus | None:
     except DeviceUnreachable:
         raise
     except ConfigInvalid as error:  # a bootstrap also refuses this file
-        advice = "Correct this file" + ("" if device.transport == "local" else f": edgert ssh {device.name}")
+        advice = "correct this file" + ("" if device.transport == "local" else f": edgert ssh {device.name}")
         report.fail("configuration", error.message, advice, DeviceError.exit_code)
         return None
     except EdgeRTError as error:

@@ -13,10 +13,9 @@ from edgert.errors import ConfigInvalid
 from edgert.tensors import TensorSpec
 from edgert_deploy.devices.facts import LOCAL_PROFILE
 from edgert_deploy.devices.profiles import list_profiles
-from edgert_deploy.packager.accuracy.accuracy_gate import DROP_MAX
-from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
 from edgert_deploy.packager.model_file import SUFFIX
 from edgert_deploy.packager.samples.processing import masks_of, read_postprocess
+from edgert_deploy.packager.settings import DROP_MAX, METRICS
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 TOKEN_DATATYPES = ("INT32", "INT64")

@@ -1,4 +1,4 @@
-"""The request of a build: the user's options, and their meaning for each target."""
+"""The request of a build: the user's files and options, and their meaning for each target."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from edgert.bundle.rules import Classify, Ctc, Detect
 from edgert.bundle.text_rules import Embed
@@ -16,52 +16,17 @@ from edgert.printable import counted
 from edgert.processing.preprocessors import InputRule
 from edgert_deploy.common.file_cache import FileCache
 from edgert_deploy.devices.profiles import DeviceProfile
-from edgert_deploy.packager.accuracy.accuracy_gate import DROP_MAX, Limits
+from edgert_deploy.packager.accuracy.accuracy_gate import Limits
 from edgert_deploy.packager.builders import BUILDERS, Precision, builder_for, first_engine
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.settings import BuildSettings
 from edgert_deploy.packager.sources.onnx_graph.classical import classical_operators, is_classical, is_float_only
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 if TYPE_CHECKING:
     from edgert_deploy.packager.candidates.measure import Measurer
 
-BUDGET_DEFAULT = 12  # enough for about two searches in a model of 100 layers
-
-RequestedPrecision = Literal["auto", "int8", "fp16", "fp32"]
 ALL_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16", "fp32")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildSettings:
-    """The user's settings that the build uses unchanged.
-
-    Attributes:
-        max_class_drop: The largest drop in any class or slice. None means no limit.
-        metric: A name from metrics.py, or the user's own metric as `module:function`.
-        precision: The precision to build. With None, it is each profile's own precision, or "auto" for a model of
-            classical machine learning.
-        engines: "all" builds an artifact for each engine of a profile that supports the model. "first" builds an
-            artifact for the first such engine only.
-        recipe: The recipe of INT8 in each engine that has this recipe. With "", the build tries several recipes.
-        budget: The number of artifacts that all searches for layers in float may build together.
-        with_reference: Add an FP32 artifact of the same engine for each target whose own artifact is not FP32. Devices
-            can compare their live answers with the answers of this artifact (docs/serving.md).
-        jobs: The number of artifacts to build at once. With 0, as many as fit are built at once.
-    """
-
-    release: int = 1
-    max_drop: float = DROP_MAX
-    max_class_drop: float | None = None
-    metric: str = "auto"
-    allow_overlap: bool = False
-    precision: RequestedPrecision | None = None
-    engines: Literal["all", "first"] = "all"
-    recipe: str = ""
-    budget: int = BUDGET_DEFAULT
-    with_reference: bool = False
-    licence: str = ""
-    notes: str = ""
-    jobs: int = 0
 
 
 @dataclass(frozen=True)

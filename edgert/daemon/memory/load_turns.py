@@ -13,7 +13,9 @@ from edgert.versions.slots import Slots
 
 TURN_S = 10.0  # a longer load, such as a TensorRT build, does not delay others
 MEMORY_RETRY_S = 0.05
-MEMORY_WAIT_S_MAX = 10.0  # the longest wait for memory after a client requested the model
+MEMORY_WAIT_S_MAX = (
+    10.0  # after this wait for memory, the load is refused; the next request of a client starts a new wait
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class LoadTurns:
         """Return whether `service` may load its live version now. If not, `tick` tries again.
 
         Raises Unavailable if the version never fits into the memory budget. Raises Overloaded if other models have used
-        the memory for MEMORY_WAIT_S_MAX.
+        the memory for MEMORY_WAIT_S_MAX, even if clients still request the model, because a command may wait for it.
         """
         model = service.model
         self._queued.discard(model)
@@ -62,8 +64,12 @@ class LoadTurns:
             return True
         now_s = self._clock()
         since_s = now_s if wait is None else wait.since_s
-        if now_s >= max(since_s, service.requested_at_s or since_s) + MEMORY_WAIT_S_MAX:
-            raise Overloaded("there is no memory for this model, because other models use it", retry_after_s=1.0)
+        if now_s >= since_s + MEMORY_WAIT_S_MAX:
+            raise Overloaded(
+                f"there was no memory for {model} for {MEMORY_WAIT_S_MAX:g} s, because other models use it: raise memory_mb in "
+                "config.toml, or send fewer requests to the other models",
+                retry_after_s=1.0,
+            )
         self._waits[model] = _Wait(since_s, now_s + MEMORY_RETRY_S)
         return False
 

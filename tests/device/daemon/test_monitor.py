@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgert.daemon.monitor import LOG_BYTES_MAX, has_lost_its_monitor
+from edgert.daemon.monitor import LOG_BYTES_MAX, SILENT_CHECKS_MAX, VARIABLE, has_lost_its_monitor
 from tests.support.devices import WAIT_S_MAX, Device, a_device, wait_until
 
 # Like `python -m edgert.daemon.monitor`, but each daemon counts as stable as soon as it starts.
@@ -26,7 +26,7 @@ PAUSING = f"from edgert.daemon import monitor; monitor.PAUSE_S_MIN = monitor.PAU
 WAITING = """
 import signal, sys
 from edgert.daemon import monitor
-monitor.LOG_CHECK_S = 0.01
+monitor.CHECK_S = 0.01
 monitor.Monitor(sys.argv[1])
 while True:
     signal.pause()
@@ -104,6 +104,35 @@ def test_a_monitor_that_is_told_to_end_also_ends_the_daemon(device: Device, moni
     monitor.terminate()
     assert monitor.wait(WAIT_S_MAX) == 0
     assert device.daemon_pid() is None
+
+
+def test_a_daemon_that_hangs_is_replaced(device: Device, monitor: subprocess.Popen[bytes]) -> None:
+    pid = pid_of(device)
+    for _ in range(3 * SILENT_CHECKS_MAX):
+        monitor.send_signal(signal.SIGALRM)  # the time of a check has come
+        monitor.send_signal(signal.SIGCONT)  # the daemon reports
+    assert device.daemon_pid() == pid
+    os.kill(pid, signal.SIGSTOP)
+
+    def killed() -> bool:
+        monitor.send_signal(signal.SIGALRM)
+        return "it hangs and is killed" in device.log()
+
+    wait_until(killed, "the monitor kills the daemon")
+    wait_until(lambda: device.daemon_pid() not in (None, pid), "a daemon runs again")
+
+
+def test_a_daemon_reports_to_the_monitor_that_started_it(device: Device) -> None:
+    reports: list[int] = []
+    before = signal.signal(signal.SIGCONT, lambda number, _: reports.append(number))
+    command = [sys.executable, "-m", "edgert.cli", "--state", os.fspath(device.state.root), "serve"]
+    daemon = subprocess.Popen(command, env={**os.environ, VARIABLE: str(os.getpid())})
+    try:
+        wait_until(lambda: reports, "the daemon reports")
+    finally:
+        daemon.kill()
+        daemon.wait()
+        signal.signal(signal.SIGCONT, before)
 
 
 def test_a_monitor_ends_if_the_daemon_of_another_monitor_runs(device: Device, monitor: subprocess.Popen[bytes]) -> None:

@@ -119,6 +119,24 @@ def test_a_model_whose_worker_hangs_is_not_ready(site: Site, monkeypatch: pytest
         wait_until(lambda: [ready(path)[0] for path in paths] == [200, 200], "the worker reacts again")
 
 
+def test_all_workers_are_asked_at_once_whether_they_react(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgert.http.endpoints.READY_S_MAX", 0.3)
+    with site.device.client() as client:
+        endpoints = Endpoints(client, site.device.state.control_socket, host_checked=True, inferences_max=1)
+        pids = [site.device.serving(model)["pid"] for model in ("echo", "slow")]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            answered = endpoints.handle(HttpRequest("GET", "/v2/health/ready", {}, memoryview(b"")))
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+    assert answered.status == 503
+    for model in ("echo", "slow"):
+        assert f"the worker of model {model} does not react".encode() in bytes(answered.parts[0])
+    wait_until(lambda: site.ask("GET", "/v2/health/ready").status == 200, "the workers react again")
+
+
 def test_an_answer_of_a_release_that_was_replaced_during_the_request_is_not_mixed_with_the_next_release() -> None:
     live = [1]
 

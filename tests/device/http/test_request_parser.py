@@ -91,9 +91,28 @@ def test_a_repeated_head_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) ->
     assert (first.parts, second.parts) == ([b"abc"], [b"xyz"])
 
 
-@pytest.mark.parametrize("last", [b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n"])
-def test_a_head_that_ends_the_connection_is_not_reused_for_a_next_request(last: bytes) -> None:
-    data = PLAIN[:-2] + last + b"\r\n"
+@pytest.mark.parametrize("size", [1, 7, 64, 200, 4096])
+def test_a_request_that_offers_another_protocol_is_read_as_http_1_1(size: int) -> None:
+    """The offers of Java's HttpClient, for HTTP/2."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"
+    stream = [(head[:-2] + offer + b"\r\n", body) for head, body in STREAM]
+    data = b"".join(head + body for head, body in [*stream, STREAM[0], *stream])
+    assert read_all([data[at : at + size] for at in range(0, len(data), size)]) == [*WANTED, WANTED[0], *WANTED]
+
+
+def test_a_request_that_offers_another_protocol_keeps_its_head_and_the_connection() -> None:
+    parser = RequestParser()
+    parser.feed(memoryview(SMALL[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\nabc"))
+    request = parser.next_request()
+    assert request is not None
+    assert (request.method, request.url, request.parts, request.keep_alive) == ("POST", "/a", [b"abc"], True)
+    assert sorted(request.headers) == ["connection", "content-length", "host", "upgrade"]
+
+
+@pytest.mark.parametrize(
+    "data", [PLAIN[:-2] + b"Connection: close\r\n\r\n", b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+)
+def test_a_head_that_ends_the_connection_is_not_reused_for_a_next_request(data: bytes) -> None:
     parser = RequestParser()
     parser.feed(memoryview(data))
     request = parser.next_request()

@@ -95,6 +95,16 @@ def test_a_missing_option_does_not_turn_off_tls_to_the_same_broker(device: Devic
     assert tomlkit.parse(config.read_text()).unwrap()["mqtt"]["tls"] is False
 
 
+def test_an_address_that_the_http_server_would_refuse_is_refused_before_it_is_written(device: Device) -> None:
+    key, config = new_key().public, Path(device.state) / "config.toml"
+    do(device, key)
+    before = config.read_text()
+    for listen in ("0.0.0.0:8000", "127.0.0.1:80a"):
+        with pytest.raises(ConfigInvalid, match=f"listen = '{listen}'"):
+            do(device, key, settings={"http": {"listen": listen}})
+    assert config.read_text() == before
+
+
 def test_a_stopped_daemon_is_started_and_this_is_reported(device: Device) -> None:
     key = new_key().public
     do(device, key)

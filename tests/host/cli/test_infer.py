@@ -56,7 +56,9 @@ def test_a_text_or_a_file_is_sent_and_both_together_are_refused(edgert: Edgert, 
     for words in (("--text", "hello"), ("--input", tmp_path / "one.txt")):
         code, answer = edgert("infer", "echo", *words, "here")
         assert (code, answer["error"]["code"]) == (8, "request.invalid")
-        assert answer["error"]["message"].startswith("here: model echo takes no text, but x FP32 [-1, 4]: give --input")
+        assert answer["error"]["message"].startswith(
+            "here: model echo takes no text; it takes x FP32 [-1, 4]: give --input"
+        )
         assert list((tmp_path / "dev" / "incoming").iterdir()) == []
         assert edgert("infer", "echo", *words, "--text", "more", "--input", tmp_path / "one.txt")[0] == 2
     assert edgert("infer", "echo", "here")[0] == 2

@@ -57,16 +57,16 @@ def test_an_empty_or_invalid_selector_is_refused(selector: str) -> None:
 
 
 def test_the_error_about_an_unknown_selector_lists_the_existing_values() -> None:
-    with pytest.raises(ConfigInvalid, match="no device with 'tag:rack=4'; it has tags outdoors, rack=3"):
+    with pytest.raises(ConfigInvalid, match="no device with 'tag:rack=4'; known tags: outdoors, rack=3"):
         select(DEVICES, "tag:rack=4", PATH)
 
 
 @pytest.mark.parametrize(
     ("selector", "reason"),
     [
-        ("rack", "no device or group 'rack'; it has devices kitchen, here; groups canary, line-2"),
-        ("site:x", "no device with 'site:x'; it has sites default, plant-1"),
-        ("colour:red", "it has tag:, site: and profile: to select by"),
+        ("rack", "no device or group 'rack'; known devices: kitchen, here; known groups: canary, line-2"),
+        ("site:x", "no device with 'site:x'; known sites: default, plant-1"),
+        ("colour:red", "known prefixes: tag:, site:, profile:"),
     ],
 )
 def test_a_selector_without_a_match_is_refused_with_the_existing_values(selector: str, reason: str) -> None:

@@ -23,7 +23,10 @@ def late_greeting() -> Exception:
     ("error", "advice"),
     [
         (paramiko.AuthenticationException("Authentication failed."), "failed. Copy your public key there"),
-        (paramiko.SSHException("No authentication methods available"), "available. Copy your public key"),
+        (
+            paramiko.SSHException("No authentication methods available"),
+            "this host offers no SSH key. Copy your public key",
+        ),
         (paramiko.PasswordRequiredException("the key is encrypted"), "ssh-add"),
         (SecondFactorNeeded("a code is needed"), "AuthenticationMethods publickey"),
         (NO_SESSION, "after several keys. Offer one key"),

@@ -113,7 +113,7 @@ def test_the_error_about_a_configuration_says_to_correct_the_file(tmp_path: Path
         with device.state.config.open("a") as file:
             file.write("\n[models.digits]\nneer = 0.02\n")
         (found,) = [f for f in check_device(as_known(device), {}) if f.check == "configuration"]
-    assert (found.level, found.exit_code, found.next_step) == (FAIL, 7, "Correct this file")
+    assert (found.level, found.exit_code, found.next_step) == (FAIL, 7, "correct this file")
     assert "unknown key 'neer'" in found.text
 
 
@@ -194,6 +194,7 @@ def test_faults_of_the_connection_are_reported_with_their_next_steps(
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", locked], check=True, capture_output=True)
     closed = check_device(replace(sshd.device(), identity=str(locked)), {})
     assert closed[0].next_step == "Give the key's passphrase to an agent (ssh-add)"
+    assert "ssh-add" not in closed[0].text
     jump, key = sshd.address.replace("127.0.0.1", "localhost"), sshd.host_key
     refused_jump = replace(sshd.device(), identity=str(tmp_path / "other"), jump=jump, jump_host_key=key)
     changed_jump = replace(refused_jump, jump_host_key=other)

@@ -16,8 +16,9 @@ from edgert_deploy.packager.build_warnings import build_warnings
 from edgert_deploy.packager.builders.tflite import ONE_BY_ONE
 from edgert_deploy.packager.candidates.evaluation import evaluate_source
 from edgert_deploy.packager.receipt import read_receipt
-from edgert_deploy.packager.request import BuildRequest, RequestedPrecision, target_requests
+from edgert_deploy.packager.request import BuildRequest, target_requests
 from edgert_deploy.packager.samples.samples import CalibrationSet
+from edgert_deploy.packager.settings import RequestedPrecision
 from edgert_deploy.packager.sources.source_model import load_source
 from tests.support import models
 from tests.support.packs import lossy, pack

@@ -6,22 +6,10 @@ from pathlib import Path
 
 import click
 
-from edgert.cli.output import emit, json_option
-from edgert.errors import AccuracyTooLow, ConfigInvalid
-from edgert_deploy.cli.build import output as build_output
+from edgert.cli.output import json_option
+from edgert.errors import ConfigInvalid
 from edgert_deploy.cli.build.options import FILE, BuildOptions, build_options
-from edgert_deploy.cli.build.request import request_of
-from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, given_option, section
-from edgert_deploy.cli.shared.types import NewBundlePath
-from edgert_deploy.packager.candidates.choice import Choice
-from edgert_deploy.packager.model_file import SUFFIX, read_model_file
-from edgert_deploy.packager.new_model_file import write_model_file
-from edgert_deploy.packager.pack import build_bundle
-from edgert_deploy.packager.processes.work_folder import work_folder
-from edgert_deploy.packager.sources.source_model import load_source
-
-# --init uses these options. Keys of the model file replace all others.
-_INIT_OPTIONS = {"inputs", "buckets", "pads", "targets", "convert_with", "profiles_dir", "inventory", "no_cache"}
+from edgert_deploy.cli.shared.option_groups import SectionedCommand, each_of, section
 
 
 def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path) -> Path:
@@ -32,6 +20,8 @@ def _read_model_argument(ctx: click.Context, param: click.Parameter, path: Path)
         raise ConfigInvalid(
             f"there is no {path}: give a model, or its model file, which edgert build --init MODEL writes"
         )
+    from edgert_deploy.packager.model_file import SUFFIX, read_model_file  # as in `build`
+
     if path.suffix != SUFFIX:
         return path
     values = read_model_file(path)
@@ -87,49 +77,9 @@ def build(model: Path, init: bool, force: bool, options: BuildOptions, as_json: 
 
     `edgert profiles` lists the targets.
     """
-    from edgert_deploy.cli.build.progress import BuildProgress  # imported here, because --help needs no terminal's bars
+    from edgert_deploy.cli.build import work  # imported here, because --help needs neither NumPy nor the packager
 
     if init:
-        _write_model_file(model, options, force, as_json)
-        return
-    conversion = options.conversion()
-    options.check()
-    profiles, signing_key = options.profiles(), options.signing_key()
-    with work_folder():
-        request = request_of(load_source(model, conversion), profiles, options)
-    counts = {p.name: len(p.engines) if request.engines == "all" else 1 for p in profiles}
-    judged: list[Choice] = []
-    with BuildProgress(counts) as progress:
-
-        def report(choice: Choice) -> None:
-            progress.done(choice.profile.name)
-            judged.append(choice)
-            if not as_json:
-                table = build_output.rows(choice, request.source.model_bytes)
-                # A build that fails before its first result prints no heading.
-                progress.print(table if len(judged) > 1 else f"{build_output.HEADING}\n{table}")
-
-        out = options.out or NewBundlePath().convert(f"{request.model}.edgert", None, click.get_current_context())
-        try:
-            result = build_bundle(request, signing_key, out, progress, report)
-        except AccuracyTooLow as error:
-            if not as_json:
-                raise
-            emit({"error": error.as_json(), "targets": build_output.targets(judged, request)}, "", as_json)
-            click.get_current_context().exit(error.exit_code)
-    emit(build_output.as_json(result, request), build_output.summary(result, request), as_json)
-
-
-def _write_model_file(model: Path, options: BuildOptions, force: bool, as_json: bool) -> None:
-    """Write the model file. Without --target, its targets are the profiles of the inventory's devices."""
-    if unused := given_option(*BuildOptions.__dataclass_fields__.keys() - _INIT_OPTIONS):
-        raise click.UsageError(
-            f"--init does not use {unused}: omit it here, and give it in the model file or to the build"
-        )
-    kept = {"inputs": options.inputs, "buckets": options.buckets, "pads": options.pads}
-    targets = options.targets or sorted({device.profile for device in options.inventory.devices()})
-    with work_folder():
-        path = write_model_file(load_source(model, options.conversion()), force, kept, targets)
-    # A team shares the model file. The path of --convert-with exists only on this machine, so the file omits it.
-    again = f" --convert-with {options.convert_with}" if options.convert_with else ""
-    emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}{again}", as_json)
+        work.write_new_model_file(model, options, force, as_json)
+    else:
+        work.build_model(model, options, as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,11 +18,10 @@ from edgert_deploy.common.file_cache import default_cache
 from edgert_deploy.common.keys import signing_key
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.profiles import DeviceProfile, load_profile
-from edgert_deploy.packager.accuracy.accuracy_gate import DROP_MAX
-from edgert_deploy.packager.accuracy.metrics import NAMES as METRICS
-from edgert_deploy.packager.request import BUDGET_DEFAULT, BuildSettings
-from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
-from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
+from edgert_deploy.packager.settings import BUDGET_DEFAULT, DROP_MAX, METRICS, BuildSettings
+
+if TYPE_CHECKING:
+    from edgert_deploy.packager.sources.formats.convert import Conversion
 
 FILE = FilePath(path_type=Path)
 
@@ -54,6 +54,10 @@ class BuildOptions(BuildSettings):
 
     def conversion(self) -> Conversion:
         """Return the settings that turn the model into ONNX with fixed lengths. Raises ConfigInvalid."""
+        # imported here, because the options need no NumPy
+        from edgert_deploy.packager.sources.formats.convert import Conversion, read_inputs
+        from edgert_deploy.packager.sources.onnx_graph.bucket_axis import read_buckets
+
         python = self.convert_with or sys.executable
         buckets = read_buckets(self.buckets, self.pads)
         cache = None if self.no_cache else default_cache()
@@ -63,8 +67,9 @@ class BuildOptions(BuildSettings):
         """Refuse a build without samples or targets. The model file may name them, so click cannot refuse it."""
         samples = {"--calibration": self.calibration, "--holdout": self.holdout, "--target": self.targets or None}
         if missing := [name for name, value in samples.items() if value is None]:
+            targets = " (edgert profiles lists the targets)" if "--target" in missing else ""
             raise click.UsageError(
-                f"missing {', '.join(missing)}: give the options, or write a model file with edgert build --init MODEL"
+                f"missing {', '.join(missing)}{targets}: give them, or write a model file with edgert build --init MODEL"
             )
         if 0 < (self.downgrade_from or 0) <= self.release:
             raise click.UsageError(

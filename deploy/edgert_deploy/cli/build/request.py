@@ -21,10 +21,11 @@ from edgert_deploy.packager.accuracy.golden_samples import SAMPLES as HOLDOUT_SA
 from edgert_deploy.packager.builders.folded_preprocessing import folded
 from edgert_deploy.packager.candidates.measure import Measurer, measurer_on
 from edgert_deploy.packager.new_model_file import name_from
-from edgert_deploy.packager.request import BuildRequest, BuildSettings
+from edgert_deploy.packager.request import BuildRequest
 from edgert_deploy.packager.samples.processing import OutputRule, read_classify, read_postprocess, read_preprocess
 from edgert_deploy.packager.samples.samples import CALIBRATION_SAMPLES_MIN, load_samples
 from edgert_deploy.packager.samples.stateful_samples import read_state
+from edgert_deploy.packager.settings import BuildSettings
 from edgert_deploy.packager.sources.source_model import SourceModel
 
 TEXT_LETTERS_MAX = 10_000

@@ -26,7 +26,7 @@ from edgert_deploy.rollout.channel_entries import Entries, with_halt, without_mo
 @registry_options
 @signing_options
 @json_option
-def halt(name: str, model: str, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
+def halt(name: str, model: str, registry: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
     """Halt the newest release of MODEL (default: of every model) in channel NAME.
 
     No further device starts to install the release. Devices that have the release keep it: to replace it on these
@@ -36,7 +36,7 @@ def halt(name: str, model: str, reach: RegistryOptions, signing: SigningOptions,
     Example:
       edgert channel halt canary digits
     """
-    _change(name, lambda entries: with_halt(entries, model, True), reach, signing, as_json)
+    _change(name, lambda entries: with_halt(entries, model, True), registry, signing, as_json)
 
 
 @click.command()
@@ -46,7 +46,9 @@ def halt(name: str, model: str, reach: RegistryOptions, signing: SigningOptions,
 @registry_options
 @signing_options
 @json_option
-def resume(name: str, model: str, retry: bool, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
+def resume(
+    name: str, model: str, retry: bool, registry: RegistryOptions, signing: SigningOptions, as_json: bool
+) -> None:
     """Offer the halted release of MODEL (default: of every model) in channel NAME again.
 
     \b
@@ -54,7 +56,7 @@ def resume(name: str, model: str, retry: bool, reach: RegistryOptions, signing: 
       edgert channel resume canary digits
       edgert channel resume canary digits --retry
     """
-    _change(name, lambda entries: with_halt(entries, model, False, retry=retry), reach, signing, as_json)
+    _change(name, lambda entries: with_halt(entries, model, False, retry=retry), registry, signing, as_json)
 
 
 @click.command()
@@ -69,7 +71,9 @@ def resume(name: str, model: str, retry: bool, reach: RegistryOptions, signing: 
 @registry_options
 @signing_options
 @json_option
-def renew(name: str, revoked: tuple[str, ...], reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
+def renew(
+    name: str, revoked: tuple[str, ...], registry: RegistryOptions, signing: SigningOptions, as_json: bool
+) -> None:
     """Sign channel NAME again without other changes, with a later expiry; revoke keys.
 
     Run this command before the channel expires, unless another command changes the channel in time. Devices install
@@ -82,7 +86,7 @@ def renew(name: str, revoked: tuple[str, ...], reach: RegistryOptions, signing: 
       edgert channel renew stable --expires 90d
       edgert channel renew stable --revoke 0123456789abcdef --key ~/keys/second.key.pem
     """
-    _change(name, lambda entries: entries, reach, signing, as_json, revoked)
+    _change(name, lambda entries: entries, registry, signing, as_json, revoked)
 
 
 @click.command()
@@ -91,27 +95,27 @@ def renew(name: str, revoked: tuple[str, ...], reach: RegistryOptions, signing: 
 @registry_options
 @signing_options
 @json_option
-def remove(name: str, model: str, reach: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
+def remove(name: str, model: str, registry: RegistryOptions, signing: SigningOptions, as_json: bool) -> None:
     """Take MODEL out of channel NAME. Devices keep the release that they have.
 
     \b
     Example:
       edgert channel remove stable digits
     """
-    _change(name, lambda entries: without_model(entries, model), reach, signing, as_json)
+    _change(name, lambda entries: without_model(entries, model), registry, signing, as_json)
 
 
 def _change(
     name: str,
     edit: Callable[[Entries], Entries],
-    reach: RegistryOptions,
+    registry: RegistryOptions,
     signing: SigningOptions,
     as_json: bool,
     revoked: tuple[str, ...] = (),
 ) -> None:
     """Change an existing channel and print its new statement."""
     key = signing.key()
-    with reach.opened() as client:
+    with registry.opened() as client:
         channels, lasts_s = channels_of(client), signing.lasts_s
         statement = channels.change(name, edit, key, lasts_s=lasts_s, revoked=revoked, creates=False)
     emit({"ok": True, "channel": to_json(statement)}, statement_table(statement), as_json)

@@ -20,7 +20,7 @@ from edgert_deploy.cli.shared.types import ChannelName
 @store_option
 @registry_options
 @json_option
-def show(name: str, fleet: bool, store_url: str, reach: RegistryOptions, as_json: bool) -> None:
+def show(name: str, fleet: bool, store_url: str, registry: RegistryOptions, as_json: bool) -> None:
     """Verify the statement of channel NAME and show it. --fleet adds the progress of the channel.
 
     The progress counts the devices that kept a release, have the release on trial, rolled it back, refused it, or wait.
@@ -32,7 +32,7 @@ def show(name: str, fleet: bool, store_url: str, reach: RegistryOptions, as_json
       edgert channel show stable --fleet --store fleet.db
       edgert channel show stable --registry oci://registry.example.org/plant/models --json
     """
-    with reach.opened() as client:
+    with registry.opened() as client:
         statement = channels_of(client).read(name)
     value, text = {"ok": True, "channel": to_json(statement)}, statement_table(statement)
     if fleet:

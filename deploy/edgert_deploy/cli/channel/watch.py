@@ -63,7 +63,7 @@ def watch(
     interval_s: float,
     for_s: float | None,
     store_url: str,
-    reach: RegistryOptions,
+    registry: RegistryOptions,
     signing: SigningOptions,
     as_json: bool,
 ) -> None:
@@ -86,8 +86,8 @@ def watch(
       edgert channel watch stable digits --max-failures 3 --for 6h --store postgresql://ops@db/fleet
     """
     limit, key, stopped = CountOrShare.parse(max_failures), signing.key(), stopping(for_s)
-    with reach.opened() as registry:
-        watching = _Watching(channels_of(registry), name, model, store_url, limit, key, signing.lasts_s)
+    with registry.opened() as client:
+        watching = _Watching(channels_of(client), name, model, store_url, limit, key, signing.lasts_s)
         while True:
             done = watching.check()
             if done or _pause(interval_s, stopped):

@@ -121,20 +121,21 @@ def query(
     request = QueryRequest(question, shares_of(percentiles), buckets)
     with closing(FleetQuery(store_url)) as fleet:
         answer = request.run(fleet, now_ms)
+        store = fleet.store
     rows = answer["groups"]
     if rows or as_json:
         shown = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)] if rows else []
         table = csv_text(rows).rstrip("\n") if as_csv else columns(shown) if rows else ""
         emit(answer, table, as_json)
     else:
-        progress(_nothing(answer, question))
+        progress(_nothing(answer, question, store))
     for line in _warnings(answer, now_ms):
         progress(line)
 
 
-def _nothing(answer: Mapping[str, Any], question: Question) -> str:
+def _nothing(answer: Mapping[str, Any], question: Question, store: str) -> str:
     if not answer["newest_ms"]:
-        return "the store has no reports yet: `edgert fleet record` fills it"
+        return f"the store {store} has no reports yet: `edgert fleet record` fills it"
     period = " to ".join(time_text(answer[key]) for key in ("since_ms", "until_ms"))
     if question.stages and answer["windows"]:
         return f"no stages in the matching reports from {period} ({answer['windows']}): upgrade the devices' runtime"

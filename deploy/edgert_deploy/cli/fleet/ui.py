@@ -79,7 +79,7 @@ def ui(
     as_json: bool,
     for_s: float | None,
 ) -> None:
-    """Show the fleet live as a web page: map, latency by version, stages, heat-map, alarms, rollouts.
+    """Show the fleet live as a web page: devices, latency by version, stages, heat-map, alarms, rollouts.
 
     The state on the page comes from the broker. The curves come from the store that `edgert fleet record` fills
     (--store). Without --store, the command fills a store of its own while it runs; stderr names the file. The page

@@ -103,9 +103,9 @@ class OfferOptions:
         return trial if self.limits else {"watch_s": trial["watch_s"]}
 
 
-# The options of the registry, which the command receives as `reach`.
+# The options of the registry, which the command receives as `registry`.
 registry_options = gathered(
-    "reach",
+    "registry",
     RegistryOptions,
     click.option(
         "--registry",

@@ -65,31 +65,34 @@ class JumpKeyMismatch(HostKeyMismatch):
 
 
 class SshLoginRefused(LoginRefused):
-    """The device or its jump host refuses the login.
+    """The device or its jump host refuses the login: `reason`. The message ends with `next_step`.
 
-    `next_step` is the last sentence of the message. `key_missing_at` is the machine that accepts none of the keys; None
-    if another next step is necessary.
+    `key_missing_at` is the machine that accepts none of the keys; None if another next step is necessary.
     """
 
     def __init__(
         self,
-        message: str,
+        reason: str,
         next_step: str = "",
         key_missing_at: SshAddress | None = None,
         *,
         retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
-        self.next_step = next_step
+        super().__init__(_with_step(reason, next_step), retry_after_s=retry_after_s)
+        self.reason, self.next_step = reason, next_step
         self.key_missing_at = key_missing_at
 
 
 class CommandNotStarted(DeviceError):
-    """Sudo or the login shell did not run a command. `next_step` is the last sentence of the message."""
+    """Sudo or the login shell did not run a command: `reason`. The message ends with `next_step`."""
 
-    def __init__(self, message: str, next_step: str = "", *, retry_after_s: float | None = None) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
-        self.next_step = next_step
+    def __init__(self, reason: str, next_step: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(_with_step(reason, next_step), retry_after_s=retry_after_s)
+        self.reason, self.next_step = reason, next_step
+
+
+def _with_step(reason: str, next_step: str) -> str:
+    return f"{reason}. {next_step}" if next_step else reason
 
 
 LineSink = Callable[[str], None]

@@ -195,7 +195,7 @@ class SshTransport:
                 "Log in as another user, or check on the device this user's shell and its startup files (.bashrc, .profile), "
                 "ForceCommand in sshd_config, and command= in authorized_keys"
             )
-        return CommandNotStarted(f"{self.device.name}: {text}. {step}", step)
+        return CommandNotStarted(f"{self.device.name}: {text}", step)
 
     def _session(self) -> Any:
         """Open a channel.

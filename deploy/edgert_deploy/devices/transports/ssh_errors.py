@@ -56,7 +56,7 @@ def refusal(error: BaseException, *, encrypted: bool, connected: bool = False, l
     is_refused = isinstance(error, paramiko.AuthenticationException) or _NO_KEY in text
     if not is_refused or _LINK_LOST in text or _LATE_ANSWER in text:
         return None
-    text = text.rstrip(".")
+    text = "this host offers no SSH key" if _NO_KEY in text else text.rstrip(".")
     if isinstance(error, SecondFactorNeeded):
         return Refusal(
             text, "Let this user log in by a key alone: AuthenticationMethods publickey in sshd_config there"

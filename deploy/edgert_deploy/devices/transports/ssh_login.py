@@ -271,7 +271,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
         if refused is not None:
             user = hop.connection.user
             raise SshLoginRefused(
-                f"{hop.label} refuses the login of {user}: {refused.reason}. {refused.next_step}",
+                f"{hop.label} refuses the login of {user}: {refused.reason}",
                 refused.next_step,
                 hop.address if refused.needs_key else None,
             ) from error

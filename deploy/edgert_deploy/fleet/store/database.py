@@ -209,9 +209,11 @@ def _failed(url: sa.URL, error: SQLAlchemyError) -> StoreFailed:
         name = shown(url)
         return NoReports(f"the store {name} has no reports yet; `edgert fleet record --store {name}` fills it")
     is_folder = url.get_backend_name() == "sqlite" and os.path.isdir(url.database or "")
-    advice = "check that the store exists, is writable and has free space"
+    advice = "check that its folder exists, is writable and has free space"
+    if url.get_backend_name() == "postgresql":
+        advice = "check that the server runs, and check host, port, user and database"
     if "not a database" in reason or is_folder:
-        advice = "it is not a store: give another file"
+        advice = "give the file of a store"
     if "statement timeout" in reason:
         advice = f"a statement took longer than {STATEMENT_TIMEOUT_S} s: try again later, or ask for a shorter period"
     # Without a text, the reason is the error's class: Python 3.10 drops a text that quotes a damaged name.

@@ -123,6 +123,11 @@ class FleetQuery:
     def close(self) -> None:
         self._database.close()
 
+    @property
+    def store(self) -> str:
+        """The store's URL without its password."""
+        return self._database.name
+
     def answer(self, question: Question, now_ms: int) -> list[Answer]:
         """Return an answer for each group and step with reports, ordered by group, then by time.
 

@@ -16,10 +16,11 @@ from edgert_deploy.packager.accuracy.confidence import drop_interval, samples_ne
 from edgert_deploy.packager.accuracy.grids import may_be_grid_of_logits
 from edgert_deploy.packager.accuracy.metrics import Cosine, by_value, has_scores, no_better_than_chance, sqnr_db
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference
+from edgert_deploy.packager.settings import DROP_MAX
 
-DROP_MAX = 0.01  # the default of --max-drop
 ALIKE_DROP_MAX = 0.1  # the check for similar answers uses --max-drop, but at most this value
 SCORE_TOLERANCE = 1e-3  # the rounding error of a score of 0 or 1
+SHOWN_DROP_MIN = 5e-5  # four digits would show a smaller drop as 0
 NEAR_CHANCE = 0.1  # the share of the way from chance to 1 up to which FP32's top-1 causes a warning
 GROUP_SAMPLES_MIN = 10  # a smaller group never fails a build, because one sample is over 10 % of the group
 
@@ -114,8 +115,9 @@ class GateResult:
             )
         parts = [(other.artifact, other.name) for other in self.other_metrics if other.of_output]
         most = f"; {min(parts)[1]} fell most" if parts else ""
+        drop = f"{total.drop:.4f}" if total.drop >= SHOWN_DROP_MIN else f"{total.drop:.1e}"
         return (
-            f"{total.metric} fell by {total.drop:.4f} ({total.fp32:.4f} -> {total.artifact:.4f} on "
+            f"{total.metric} fell by {drop} ({total.fp32:.4f} -> {total.artifact:.4f} on "
             f"{counted(total.samples, 'sample')}{most})"
         )
 

@@ -25,9 +25,9 @@ from edgert_deploy.packager.accuracy.mean_average_precision import MeanAveragePr
 from edgert_deploy.packager.accuracy.reference import Metric, OtherMetric, Outputs, Reference, Rows
 from edgert_deploy.packager.accuracy.text_metrics import ErrorRate
 from edgert_deploy.packager.accuracy.window_metrics import AnswerF1
+from edgert_deploy.packager.settings import METRICS
 from edgert_deploy.packager.user_function import is_function, plain_name, user_function
 
-NAMES = ("auto", "top1", "top5", "map", "wer", "cer", "window_f1", "event_f1", "decisions", "cosine")
 SQNR_DB_MAX = 200.0  # the value for equal answers
 
 
@@ -48,8 +48,8 @@ def _metric(name: str, reference: Reference) -> Metric:
     labels, holdout = reference.holdout.labels, reference.holdout
     if is_function(name):
         return UserMetric(plain_name(name), user_metric(name), reference)
-    if name not in NAMES:
-        raise ConfigInvalid(f"unknown metric {name[:80]!r}: give {', '.join(NAMES)}, or your own as module:function")
+    if name not in METRICS:
+        raise ConfigInvalid(f"unknown metric {name[:80]!r}: give {', '.join(METRICS)}, or your own as module:function")
     if name == "map" or (name == "auto" and reference.detect is not None and holdout.boxes is not None):
         return MeanAveragePrecision(reference)
     if name in ("wer", "cer") or (name == "auto" and reference.ctc is not None and holdout.transcripts is not None):

@@ -244,7 +244,7 @@ def check_gate(choices: Sequence[Choice], source: SourceModel) -> None:
     if not failed:
         return
     parts = [
-        f"target {choice.profile.name}: {candidate.artifact.engine} {_loss_text(choice, candidate)}"
+        f"target {choice.profile.name}: {candidate.artifact.engine} {candidate.result.loss_text()}"
         for choice, candidate in failed
     ]
     parts += [warning for choice, _ in failed for warning in choice.warnings]

@@ -66,15 +66,24 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
     ):
         want = ", ".join(["samples", *("any" if n == -1 else str(n) for n in spec.item_shape)])
         raise CalibrationInvalid(
-            f"array {spec.name!r} of {where} has shape {list(shape)}; the model takes [{want}]{_order_advice(spec, shape)}"
+            f"array {spec.name!r} of {where} has shape {list(shape)}; the model takes [{want}]"
+            f"{_batch_advice(spec, shape) or _order_advice(spec, shape)}"
         )
 
 
+def _batch_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:
+    """Return the advice for an array with one axis more than the model takes, else ""."""
+    if len(shape) != len(spec.shape) + 1 or shape[1] == 1 or shape[2:] != spec.item_shape:
+        return ""
+    lengths = ",".join(map(str, (1, *shape[1:])))
+    return f". If axis 0 of the model's input is not the batch, give --input {spec.name}={lengths}"
+
+
 def _order_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:
-    """Return the advice to transpose the array if only the order of its axes is wrong, else ""."""
+    """Return the advice: transpose the array if only its axes have another order, else prepare it again."""
     lengths = list(shape[1:])
     if len(set(lengths)) < len(lengths) - 1 or sorted(lengths) != sorted(spec.item_shape):
-        return ""
+        return ": prepare the samples as your application does"
     order = []
     for length in spec.item_shape:
         order.append(1 + lengths.index(length))
@@ -373,7 +382,7 @@ def _as_samples(path: Path, what: str, advice: str) -> Iterator[None]:
     except CalibrationInvalid:
         raise
     except FileNotFoundError as error:
-        raise CalibrationInvalid(f"there is no {path}: {advice}") from error
+        raise CalibrationInvalid(f"there is no {path}: correct the path, or {advice}") from error
     except OSError as error:
         raise CalibrationInvalid(f"cannot read {path}: {error.strerror or error}") from error
     except MemoryError as error:

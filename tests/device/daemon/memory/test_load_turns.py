@@ -32,6 +32,7 @@ class World:
         self.config = parse_config(f'device = "d"\nprofile = "p"\nmachine = "m"\n{serving}', "test")
         self.services: dict[str, ModelService] = {}
         self.started: list[str] = []
+        self.reported: list[str] = []
         budget = MemoryBudget(limit_mb, LearnedSizes(folder / "learned"), self.services, self.clock, lambda: True)
         self.turns = LoadTurns(self.services, budget, self.clock, at_once=2)
 
@@ -43,7 +44,7 @@ class World:
         store.folder.mkdir(parents=True)
         store.commit(STEADY)
         self.services[model] = ModelService(
-            model, self.state, self.config, "boot", lambda event, fields: None,
+            model, self.state, self.config, "boot", lambda event, fields: self.reported.append(event),
             self.turns.admit, self.clock, self._start,
         )  # fmt: skip
         return self.services[model]
@@ -119,7 +120,7 @@ def test_a_model_that_is_removed_or_stopped_does_not_wait_for_its_turn(world: Wo
     assert [world.services[model].state for model in "cd"] == ["stopped", "stopping"]
 
 
-def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None:
+def test_a_model_waits_for_memory_for_a_limited_time_and_again_when_clients_ask(tmp_path: Path) -> None:
     world = World(tmp_path, limit_mb=15)
     first, second = world.add("first"), world.add("second")
     world.ask("first")
@@ -127,19 +128,39 @@ def test_a_model_waits_for_memory_as_long_as_clients_ask(tmp_path: Path) -> None
     worker.run_page.since_s = world.now_s  # the model is in use
     world.ask("second")
     assert (second.state, world.turns.due_s()) == ("waiting", world.now_s + MEMORY_RETRY_S)
-    world.wait(MEMORY_WAIT_S_MAX - 1)
-    world.ask("second")
-    world.wait(2)
-    assert second.state == "waiting"
     world.wait(MEMORY_WAIT_S_MAX)
     assert (second.state, world.turns.due_s()) == ("unloaded", None)
     world.ask("second")
+    assert second.state == "waiting"
     worker.run_page.since_s = None
     world.wait(IDLE_S_MIN)
     assert (first.state, second.state) == ("unloaded", "waiting")
     first.handle_end(worker)
     world.wait(MEMORY_RETRY_S)
     assert (second.state, world.turns.due_s()) == ("loading", None)
+
+
+def test_clients_that_ask_again_do_not_prolong_the_wait_of_a_command(tmp_path: Path) -> None:
+    world = World(tmp_path, limit_mb=15)
+    world.add("first")
+    second = world.add("second")
+    world.ask("first")
+    world.loaded("first").run_page.since_s = world.now_s  # the model is in use
+    told: list[object] = []
+    world.ask("second")
+    second.sync(told.append)
+    for _ in range(5):
+        world.ask("second")
+        world.wait(MEMORY_WAIT_S_MAX / 5)
+    assert [str(error) for error in told] == [
+        "there was no memory for second for 10 s, because other models use it: raise memory_mb in config.toml, or send "
+        "fewer requests to the other models"
+    ]
+    assert world.reported == ["serving", "no_room"]
+    world.ask("second")
+    assert second.state == "waiting"
+    world.wait(MEMORY_WAIT_S_MAX)
+    assert world.reported == ["serving", "no_room"], "the same lack of memory is reported once"
 
 
 def test_a_model_that_is_removed_stops_waiting_for_memory(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_the_names_in_a_statement_are_shown_without_control_characters() -> None
 
 
 @pytest.mark.parametrize(
-    ("reach", "reason"),
+    ("registry", "reason"),
     [
         (RegistryOptions(None, None, None), "no registry is given"),
         (RegistryOptions("", None, None), "no registry is given"),
@@ -152,10 +152,10 @@ def test_the_names_in_a_statement_are_shown_without_control_characters() -> None
     ],
 )
 def test_invalid_options_for_the_registry_are_refused_before_the_registry_is_asked(
-    inventory: Inventory, reach: RegistryOptions, reason: str
+    inventory: Inventory, registry: RegistryOptions, reason: str
 ) -> None:
     with pytest.raises(ConfigInvalid) as refused:
-        reach.opened()
+        registry.opened()
     assert reason in refused.value.message
     assert "pass@" not in refused.value.message
 

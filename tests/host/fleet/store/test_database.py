@@ -80,8 +80,8 @@ def test_damage_to_a_name_is_reported_like_other_damage(tmp_path: Path) -> None:
     [
         ("/nowhere/fleet.db", "there is no store /nowhere/fleet.db"),
         ("mysql://db/fleet", "postgresql"),
-        (__file__, "it is not a store: give another file"),
-        ("/tmp", "it is not a store: give another file"),
+        (__file__, "give the file of a store"),
+        ("/tmp", "give the file of a store"),
         ("postgresql://ops:secret@127.0.0.1:1/fleet", "cannot be used"),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_folder_with_the_name_of_a_database_does_not_change_the_advice(
     monkeypatch.chdir(tmp_path)
     error = cli("postgresql://ops@127.0.0.1:1/fleet").exception
     assert isinstance(error, EdgeRTError)
-    assert "check that the store exists, is writable and has free space" in error.message
+    assert "check that the server runs, and check host, port, user and database" in error.message
 
 
 def test_an_empty_store_and_a_store_of_a_newer_version_are_errors(url: str, tmp_path: Path) -> None:

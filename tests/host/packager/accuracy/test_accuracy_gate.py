@@ -167,6 +167,10 @@ def test_the_loss_names_the_output_that_lost_the_most() -> None:
     assert result.loss_text() == "boxes+values fell by 0.6000 (1.0000 -> 0.4000 on 20 samples; boxes of a fell most)"
 
 
+def test_a_loss_too_small_for_four_digits_is_not_shown_as_zero() -> None:
+    assert "fell by 2.0e-05 (" in GateResult(Accuracy("cosine", 20, 1.0, 0.99998, 0.0), Limits()).loss_text()
+
+
 def test_a_class_of_a_few_samples_is_shown_but_fails_no_build() -> None:
     labels = np.array([0] * 100 + [1] * (GROUP_SAMPLES_MIN - 1))
     reference = EYE[labels]
