@@ -12,7 +12,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from edgert.bundle.document import document_bytes, read_document
+from edgert.bundle.document import Document
 from edgert.bundle.envelope import CHANNEL_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.expiry import expiry_time, time_text
 from edgert.bundle.signing import PublicKey, SigningKey
@@ -90,7 +90,7 @@ class Entry(Closed):
 
 
 @dataclass(frozen=True)
-class Statement(Closed):
+class Statement(Document, Closed):
     """The releases that a channel offers its devices. Times are UTC, as 2027-02-19T08:00:00Z.
 
     Attributes:
@@ -99,6 +99,8 @@ class Statement(Closed):
         not_before: The time from which the statement applies; "" if it applies from `issued` on.
         revoked: The ids of keys that devices no longer trust. The key that signs the statement cannot be one of them.
     """
+
+    WHAT, FAULT = "the channel", ChannelInvalid
 
     channel: str
     counter: int
@@ -123,14 +125,6 @@ class Statement(Closed):
     def expired(self, now_s: float) -> bool:
         """Return whether the statement has expired at `now_s`, in seconds since 1970."""
         return now_s >= expiry_time(self.expires)
-
-    def to_bytes(self) -> bytes:
-        return document_bytes(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Statement:
-        """Parse a statement. Raises ChannelInvalid if this version cannot read it."""
-        return read_document(cls, data, "the channel", ChannelInvalid, "update edgert on the device")
 
 
 def sign_statement(statement: Statement, key: SigningKey) -> bytes:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from edgert.bundle.buckets import Buckets, check_buckets
-from edgert.bundle.document import document_bytes, read_document
+from edgert.bundle.document import Document
 from edgert.bundle.expiry import expiry_time
 from edgert.bundle.rules import Classify, Ctc, Detect, Preprocess, check_rules
 from edgert.bundle.signal_rules import Series, Sound, check_series, check_smoothing, check_sound
@@ -90,7 +90,7 @@ class TargetEntry:
 
 
 @dataclass(frozen=True)
-class Manifest(Stateful):
+class Manifest(Stateful, Document):
     """The content of a bundle.
 
     An installed version continues to serve after the bundle has expired. A bundle that is signed as a downgrade always
@@ -106,6 +106,8 @@ class Manifest(Stateful):
         state: The outputs that become inputs of a session's next item. Apps see neither these outputs nor these inputs.
         state_id: A name for the form of the state. Versions with the same name continue each other's sessions.
     """
+
+    WHAT = "the bundle's manifest"
 
     model: str
     release: int
@@ -183,14 +185,6 @@ class Manifest(Stateful):
         raise NotCompatible(
             f"the bundle is for {names}; this device has profile {profile}: build with --target {profile}"
         )
-
-    def to_bytes(self) -> bytes:
-        return document_bytes(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Manifest:
-        """Parse a manifest. Raises BundleError if this version cannot read it."""
-        return read_document(cls, data, "the bundle's manifest", BundleError, "update edgert on the device")
 
 
 def _check(manifest: Manifest) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgert.bundle.document import document_bytes, read_document
+from edgert.bundle.document import Document
 from edgert.bundle.envelope import RUNTIME_PAYLOAD_TYPE, parse_envelope, sign
 from edgert.bundle.signing import PublicKey, SigningKey
 from edgert.errors import BundleError, NotCompatible
@@ -64,8 +64,10 @@ class RuntimeTarget(Closed):
 
 
 @dataclass(frozen=True)
-class RuntimeRelease(Closed):
+class RuntimeRelease(Document, Closed):
     """A release: its number, the version of edgert, and the runtime of each kind of device."""
+
+    WHAT, UPDATE = "the runtime", "run edgert bootstrap --upgrade"
 
     release: int
     edgert: str
@@ -87,14 +89,6 @@ class RuntimeRelease(Closed):
             f"runtime {self.release} is for {had[:300]}; this device has Python {python} on {machine}, glibc {glibc} and "
             f"{', '.join(sorted(engines | extras)) or 'no engine'}: publish a runtime for this device (edgert publish-runtime)"
         )
-
-    def to_bytes(self) -> bytes:
-        return document_bytes(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> RuntimeRelease:
-        """Parse a release. Raises BundleError if this version cannot read it."""
-        return read_document(cls, data, "the runtime", BundleError, "run edgert bootstrap --upgrade")
 
 
 def sign_runtime(release: RuntimeRelease, key: SigningKey) -> bytes:
