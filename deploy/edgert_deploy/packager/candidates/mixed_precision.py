@@ -29,7 +29,11 @@ LAYERS_PER_BUILD = 50  # a search measures this many layers for each build that 
 
 @dataclass
 class Budget:
-    """The number of artifacts that all searches of a build may build; `given` is the user's number."""
+    """The number of artifacts that all searches of a build may still build together.
+
+    Attributes:
+        given: the number at the start, from the user.
+    """
 
     builds: int
     given: int = field(init=False)
