@@ -130,5 +130,5 @@ def _line(result: BootstrapResult, python: str) -> str:
     ]
     if telemetry.broker and telemetry.connection.state != CONNECTED:
         lines[0] = lines[0].replace(": ready,", ": ready except for its broker,", 1)
-        lines.append(f"  broker {telemetry.broker}: {telemetry.connection.text or 'no connection yet'}")
+        lines.append(f"  broker: {telemetry.connection.text or f'no connection to {telemetry.broker} yet'}")
     return "\n".join(lines)

@@ -49,7 +49,7 @@ def with_halt(entries: Entries, model: str, halted: bool, *, retry: bool = False
     """
     newest = {name: number for name, number in newest_releases(entries).items() if model in ("", name)}
     if not newest:
-        raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
+        raise ConfigInvalid(f"the channel has no model {model!r}; known models: {_models(entries)}")
     return tuple(
         replace(entry, halted=halted, attempt=entry.attempt + retry)
         if entry.release == newest.get(entry.model)
@@ -62,7 +62,7 @@ def without_model(entries: Entries, model: str) -> Entries:
     """Return the entries of the other models. Raises ConfigInvalid if `model` has no entry."""
     kept = tuple(entry for entry in entries if entry.model != model)
     if len(kept) == len(entries):
-        raise ConfigInvalid(f"the channel has no model {model}: it has {_models(entries)}")
+        raise ConfigInvalid(f"the channel has no model {model!r}; known models: {_models(entries)}")
     return kept
 
 
@@ -75,7 +75,7 @@ def newest_of(entries: Entries, model: str, channel: str) -> Entry:
     """Return the entry of the newest release of `model`. Raises ConfigInvalid if `model` has no entry."""
     newest = next((entry for entry in entries if entry.model == model), None)
     if newest is None:
-        raise ConfigInvalid(f"channel {channel} has no model {model}: it has {_models(entries)}")
+        raise ConfigInvalid(f"channel {channel} has no model {model!r}; known models: {_models(entries)}")
     return newest
 
 

@@ -155,7 +155,7 @@ def test_a_release_that_no_device_has_started_is_not_a_success(
     record(str(store), Pi("other").info("stable"), time.time_ns() // 1_000_000)
     watch = ("channel", "watch", "canary", "--store", store)
     code, answer = edgert(*watch, "digit")
-    assert (code, answer["error"]["message"]) == (4, "channel canary has no model digit: it has digits")
+    assert (code, answer["error"]["message"]) == (4, "channel canary has no model 'digit'; known models: digits")
 
     def one_starts(seconds: float, stopped: Callable[[], bool]) -> bool:
         stored(store, kept=1, rolled_back=0)

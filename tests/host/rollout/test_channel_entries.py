@@ -66,11 +66,11 @@ def test_a_release_is_tried_once_more_only_on_request() -> None:
 
 
 def test_the_error_names_a_model_that_the_channel_lacks() -> None:
-    with pytest.raises(ConfigInvalid, match="no model digits: it has echo"):
+    with pytest.raises(ConfigInvalid, match="no model 'digits'; known models: echo"):
         with_halt((OTHER,), "digits", True)
-    with pytest.raises(ConfigInvalid, match="no model digits: it has echo"):
+    with pytest.raises(ConfigInvalid, match="no model 'digits'; known models: echo"):
         without_model((OTHER,), "digits")
-    with pytest.raises(ConfigInvalid, match="channel canary has no model digits: it has none"):
+    with pytest.raises(ConfigInvalid, match="channel canary has no model 'digits'; known models: none"):
         newest_of((), "digits", "canary")
 
 

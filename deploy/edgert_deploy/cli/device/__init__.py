@@ -9,7 +9,7 @@ from edgert.cli.command import LazyGroup
 COMMANDS = {
     "add": ("edgert_deploy.cli.device.add:add", "Add a device to the inventory: over SSH, or this machine."),
     "probe": ("edgert_deploy.cli.device.probe:probe_", "Show the facts of machines, and the profiles that fit them."),
-    "list": ("edgert_deploy.cli.device.list:list_", "List the devices of SELECTOR (all, if it is missing)."),
+    "list": ("edgert_deploy.cli.device.list:list_", "List the devices of SELECTOR (default: all)."),
     "set": ("edgert_deploy.cli.device.set:set_", "Change the devices of SELECTOR in the inventory."),
     "remove": ("edgert_deploy.cli.device.remove:remove", "Remove a device from the inventory."),
 }

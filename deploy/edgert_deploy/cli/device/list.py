@@ -16,7 +16,7 @@ from edgert_deploy.devices.selector import ALL
 @inventory_option
 @json_option
 def list_(selector: str, inventory: Inventory, as_json: bool) -> None:
-    """List the devices of SELECTOR (all, if it is missing).
+    """List the devices of SELECTOR (default: all).
 
     A SELECTOR is a list of words separated by commas: names, groups, `all`, tag:KEY, tag:KEY=VALUE, site:NAME,
     profile:NAME. `!` before a word excludes its devices. Every command with a SELECTOR reads it this way.

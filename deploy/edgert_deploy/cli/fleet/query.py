@@ -39,16 +39,16 @@ NAMED_MAX = 5  # the maximum number of devices that a warning names
     type=Duration(60),
     default="1h",
     show_default=True,
-    help="The length of the window: 30m, 24h, 7d.",
+    help="The length of the period: 30m, 24h, 7d.",
 )
 @click.option(
     "--until",
     "until_s",
     type=Duration(),
     default="0s",
-    help="The end of the window, as a time before now [default: now].",
+    help="The end of the period, as a time before now [default: now].",
 )
-@click.option("--step", "step_s", type=Duration(60), help="Split the window into steps of this length.")
+@click.option("--step", "step_s", type=Duration(60), help="Split the period into steps of this length.")
 @click.option(
     "--by",
     default="model,version",
@@ -84,10 +84,11 @@ def query(
 ) -> None:
     """Show percentiles, rates and errors over any period, merged exactly from the store.
 
-    Percentiles cover all requests of a group (error at most 1.09 %); they are never means of percentiles. A window
-    belongs to the minute in which the window ended. A beginning or an end that is more than two days ago moves to a
-    whole hour. Errors, shed and cache hits show how much the counters grew. `missing` counts sent reports that never
-    arrived; stderr names the devices of these reports, and warns if the store's newest report is old.
+    Percentiles cover all requests of a group (error at most 1.09 %); they are never means of percentiles. A report
+    belongs to the minute in which its window ended. The beginning or the end of the period moves to a whole hour if it
+    is more than two days ago. Errors, shed and cache hits show how much the counters grew. `missing` counts sent
+    reports that never arrived; stderr names the devices of these reports, and warns if the store's newest report is
+    old.
 
     --stages shows a line for each stage of a group, with its requests, its share of the time, and its percentiles.
     queue and engine count the requests that an engine answered; engine is the run of the whole batch.
