@@ -24,16 +24,23 @@ from edgert_deploy.packager.builders.qdq import HEAVY_OPS, HEAVY_RECIPES, Recipe
 from edgert_deploy.packager.candidates.candidate import Candidate, CandidateBuilder
 from edgert_deploy.packager.candidates.search_progress import SearchProgress, attempts_max, next_count
 
+LAYERS_PER_BUILD = 50  # a search measures this many layers for each build that is left in the budget
+
 
 @dataclass
 class Budget:
-    """The number of artifacts that all searches of a build may build together."""
+    """The number of artifacts that all searches of a build may still build; `given` is the user's number."""
 
     builds: int
-    is_off: bool = field(init=False)  # the user turned the searches off
+    given: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.is_off = self.spent
+        self.given = self.builds
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the user turned the searches off."""
+        return self.given <= 0
 
     @property
     def spent(self) -> bool:
@@ -105,7 +112,7 @@ def search_float_layers(
     """Search for the fewest layers in float with which the model passes.
 
     The search ends if less than `share_min` of the work is in INT8. Return None if the source is quantized already.
-    Raises BuildFailed if the source is not ONNX.
+    Raises BuildFailed if the source is not ONNX, or if the budget is too small for the number of layers.
     """
     source = builder.evaluation.source
     if source.quantized:  # the build keeps the user's own quantization
@@ -137,6 +144,7 @@ class _LayerSearch:
         recipe = _recipe(self._builder, self._spec)
         saved = _SavedHarms(self._builder, self._spec, recipe)
         missing = [layer for layer in layers if layer.name not in saved.harms]
+        self._check_budget(len(missing))
         if missing:
             self._builder.progress(
                 f"{self._name}: measuring the harm of INT8 in {counted(len(layers), 'layer')}, to leave the worst in float "
@@ -147,6 +155,15 @@ class _LayerSearch:
             saved.add(self._builder.processes.harm(layer, recipe))
             self._progress.measured(number, len(missing))
         return tuple(Harm(layer, saved.harms[layer.name]) for layer in layers)
+
+    def _check_budget(self, layers: int) -> None:
+        """Refuse to measure more layers than the budget allows, because this can take longer than all builds."""
+        needed, left = -(-layers // LAYERS_PER_BUILD), self._budget.builds
+        if needed > left:
+            raise BuildFailed(
+                f"it first measures the harm of INT8 in {counted(layers, 'layer')}, and the rest of the budget allows "
+                f"{left * LAYERS_PER_BUILD}. Give --budget {self._budget.given - left + needed} or more"
+            )
 
     def fewest(self, worst: Sequence[Layer]) -> tuple[Candidate | None, bool]:
         """Return the passing candidate with the fewest layers in float, and whether the budget ran out.

@@ -156,6 +156,25 @@ def test_an_engine_without_a_search_because_the_budget_is_spent_is_reported(
     assert warning.endswith("Repeat the build to continue, or give a larger --budget")
 
 
+def test_a_budget_that_is_too_small_for_the_number_of_layers_measures_none(
+    build_request: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgert_deploy.packager.candidates.mixed_precision.LAYERS_PER_BUILD", 1)
+    lines: list[str] = []
+    builder = a_builder(build_request, tmp_path / "work", lines)
+    plain = builder.build(BuildSpec("onnxruntime", "int8", build_request.targets[0]))
+    layers = len(builder.processes.layers())
+    budget = Budget(layers + 1)
+    budget.builds = layers - 1  # an earlier search made two builds
+    with pytest.raises(
+        BuildFailed,
+        match=f"{layers} layers, and the rest of the budget allows {layers - 1}. Give --budget {layers + 2} or more",
+    ):
+        search_float_layers(builder, plain, budget)
+    assert not any("measur" in line for line in lines)
+    assert search_float_layers(builder, plain, Budget(layers)) is not None
+
+
 def test_a_search_in_a_tflite_model_is_refused_with_the_next_step() -> None:
     source = SourceModel(Path("m.tflite"), None, "0" * 64, 1, (), (), kind="tflite")
     builder: Any = SimpleNamespace(evaluation=SimpleNamespace(source=source))
