@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from edgert.printable import counted
 from edgert.tensors import TensorSpec
 from edgert.typed_json import to_json
 from edgert_deploy.common.quantities import size_text
+from edgert_deploy.common.temporary_folder import temporary_folder
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.remote_daemon import QUICK_S_MAX, RemoteDaemon, answer_of
 from edgert_deploy.devices.transports import LineSink, Transport, in_folder
@@ -55,11 +55,12 @@ def bench_bundle_on(
     """
     daemon = RemoteDaemon(transport, device, progress)
     facts = daemon.named(daemon.status())
-    with tempfile.TemporaryDirectory(prefix="edgert-bench-") as folder, open_bundle(path, trusted=None) as bundle:
-        _write_bundle(bundle, bundle.manifest.target_for(facts.profile, facts.machine), facts, Path(folder))
+    with temporary_folder("bench") as temporary, open_bundle(path, trusted=None) as bundle:
+        (folder := temporary / "sent").mkdir()
+        _write_bundle(bundle, bundle.manifest.target_for(facts.profile, facts.machine), facts, folder)
         model = facts.model(bundle.manifest.model)
         beside = ("--model", model.model) if model is not None and model.live is not None else ()
-        return bench_folder(daemon, Path(folder), seconds, progress, *beside)
+        return bench_folder(daemon, folder, seconds, progress, *beside)
 
 
 def bench_folder(daemon: RemoteDaemon, folder: Path, seconds: float, progress: LineSink, *words: str) -> BenchAnswer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from edgert.errors import ConfigInvalid, NotInRegistry, RegistryUnreachable
 from edgert.registry.address import digest_of
 from edgert.registry.artifacts import EMPTY, blob_of, file_blob, release_manifest, release_tag
 from edgert.registry.client import Blob, Registry
+from edgert_deploy.common.temporary_folder import temporary_folder
 
 PAUSES_S = (1.0, 2.0, 4.0)  # the pauses before a step is repeated after the link broke
 PAUSE_S_MAX = 60.0  # the longest pause that the registry may require
@@ -79,12 +79,11 @@ def publish(
     on_pause: OnPause = lambda text: None,
 ) -> Release:
     """Put the bundle at `path` into the registry. Raises BundleError, and the errors of `put_release`."""
-    prefix = "edgert-publish-"
-    with open_bundle(path, trusted=None) as bundle, tempfile.TemporaryDirectory(prefix=prefix) as folder:
+    with open_bundle(path, trusted=None) as bundle, temporary_folder("publish") as folder:
 
         def unpacked(names: Sequence[str]) -> list[Path]:
-            bundle.unpack(Path(folder), frozenset(names))  # this verifies every byte before the first upload
-            return [Path(folder) / name for name in names]
+            bundle.unpack(folder, frozenset(names))  # this verifies every byte before the first upload
+            return [folder / name for name in names]
 
         manifest = bundle.manifest
         oci_manifest = release_manifest(manifest, bundle.envelope, bundle.digest)

@@ -1,7 +1,7 @@
 """The temporary folder of a build: errors about a full disk name this folder.
 
-Every temporary file of a build, its tools and its children is in this folder. A build holds the lock of a file in the
-folder. After SIGKILL the folder stays, but the lock is free. So the next build removes the folder.
+Every temporary file of a build, its tools and its children is in this folder. After SIGKILL the folder stays, and the
+next command removes it (common/temporary_folder.py).
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from io import FileIO
+from contextlib import contextmanager
 from pathlib import Path
 
-from edgert.durable import is_locked, locked
 from edgert.errors import BuildFailed, EdgeRTError
 from edgert_deploy.common.quantities import size_text
+from edgert_deploy.common.temporary_folder import temporary_folder
 
-PREFIX, LOCK = "edgert-build-", "lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # parts of messages of vendors' tools
 
@@ -36,8 +34,7 @@ def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> It
     While the folder exists, this process and its child processes write all temporary files into it. Raises BuildFailed
     if the disk of the folder has less than `needed` bytes free, or becomes full.
     """
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, _locked(folder := Path(name)):
+    with temporary_folder("build") as folder:
         if (left := free(folder)) < needed:
             raise _too_small(folder, left, needed)
         try:
@@ -47,25 +44,6 @@ def work_folder(needed: int = 0, free: Callable[[Path], int] = free_bytes) -> It
             if _is_full(error) and (left := free(folder)) < needed:
                 raise _too_small(folder, left, needed) from error
             raise
-
-
-def _locked(folder: Path) -> FileIO:
-    """Lock the build's folder.
-
-    The lock file gets its name after it is locked, because other builds remove folders with an unlocked lock file.
-    """
-    lock = locked(folder / f"{LOCK}.new")
-    (folder / f"{LOCK}.new").rename(folder / LOCK)
-    return lock
-
-
-def _remove_abandoned(temporary: Path) -> None:
-    """Remove this user's folders of killed builds."""
-    for folder in temporary.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # the folder's build has just removed it
-            lock = (folder / LOCK).lstat()
-            if lock.st_uid == os.geteuid() and not is_locked(folder / LOCK):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

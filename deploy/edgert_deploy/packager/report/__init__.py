@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from edgert.bundle.bundle_file import Bundle
 from edgert.bundle.manifest import ArtifactEntry, Manifest
 from edgert.errors import BundleError
+from edgert_deploy.common.temporary_folder import temporary_folder
 from edgert_deploy.packager.builders import BUILDERS, builder_for
 from edgert_deploy.packager.receipt import PATH, read_receipt
 
@@ -112,16 +112,16 @@ class Report:
 def gather(bundle: Bundle, size_bytes: int) -> Report:
     """Return the report on an open bundle. Raises BundleCorrupt if a file was changed, or BundleError."""
     manifest = bundle.manifest
-    with tempfile.TemporaryDirectory(prefix="edgert-report-") as folder:
-        bundle.unpack(Path(folder), frozenset(entry.path for entry in manifest.files))
+    with temporary_folder("report") as folder:
+        bundle.unpack(folder, frozenset(entry.path for entry in manifest.files))
         return Report(
             manifest=manifest,
             digest=bundle.digest,
             key_ids=tuple(bundle.envelope.key_ids),
             size_bytes=size_bytes,
-            golden_samples=len(_load(Path(folder) / manifest.golden_inputs[0])),
-            layers={a.id: _layer_precisions(a.engine, Path(folder) / a.entry) for a in manifest.artifacts},
-            goldens=tuple(_agreement(manifest, a, b, Path(folder)) for a, b in combinations(manifest.artifacts, 2)),
+            golden_samples=len(_load(folder / manifest.golden_inputs[0])),
+            layers={a.id: _layer_precisions(a.engine, folder / a.entry) for a in manifest.artifacts},
+            goldens=tuple(_agreement(manifest, a, b, folder) for a, b in combinations(manifest.artifacts, 2)),
             receipt=_checked(read_receipt(bundle) or {}),
         )
 

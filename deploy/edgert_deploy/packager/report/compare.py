@@ -7,7 +7,6 @@ are matched by their name: an artifact's id, a target's profile, a file's path.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from edgert.bundle.bundle_file import Bundle
 from edgert.bundle.delta import PATCH_BYTES_MAX
 from edgert.bundle.manifest import Manifest, TargetEntry
+from edgert_deploy.common.temporary_folder import temporary_folder
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.rollout.delta import lacking, predecessors, smallest_form
 
@@ -58,8 +58,8 @@ class Comparison:
 def compare(before: Bundle, after: Bundle) -> Comparison:
     """Compare two open bundles. Raises BundleCorrupt for a file that differs from the signed file."""
     changes = tuple(_changes("", _by_name(_value(before.manifest)), _by_name(_value(after.manifest))))
-    with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
-        old, new = Path(folder) / "before", Path(folder) / "after"
+    with temporary_folder("diff") as folder:
+        old, new = folder / "before", folder / "after"
         for bundle, unpacked in ((before, old), (after, new)):
             unpacked.mkdir()
             bundle.unpack(unpacked, frozenset(entry.path for entry in bundle.manifest.files))
@@ -82,7 +82,7 @@ def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new
     was = next((t for t in before.targets if t.profile == target.profile), None)
     has = {entry.sha256: entry for entry in before.files_for(was)} if was is not None else {}
     lacks = lacking(after, target, has)
-    with tempfile.TemporaryDirectory(prefix="edgert-diff-") as folder:
+    with temporary_folder("diff") as folder:
         sent = 0
         for entry in lacks:
             bases = predecessors(entry, [(each.path, each.sha256) for each in has.values()])
@@ -90,7 +90,7 @@ def fetch(before: Manifest, after: Manifest, target: TargetEntry, old: Path, new
             content = None
             if base is not None and 0 < base.size_bytes <= PATCH_BYTES_MAX and 0 < entry.size_bytes <= PATCH_BYTES_MAX:
                 content = (base.sha256, (old / base.path).read_bytes())
-            sent += smallest_form(entry, new / entry.path, content, True, Path(folder) / "part")[0].size_bytes
+            sent += smallest_form(entry, new / entry.path, content, True, folder / "part")[0].size_bytes
     return Fetch(
         target=target.profile,
         files=len(lacks),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -40,33 +39,6 @@ def test_temporary_files_of_the_build_and_of_its_tools_are_in_the_work_folder(
     assert tempfile.gettempdir() == str(tmp_path)
     assert "TMPDIR" not in os.environ
     assert not list(tmp_path.iterdir())
-
-
-def test_the_folder_of_a_killed_build_is_removed_by_the_next_build(tmp_path: Path) -> None:
-    """The folders of running builds and of other programs stay."""
-    program = (
-        "import time\nfrom edgert_deploy.packager.processes.work_folder import work_folder\n"
-        "with work_folder(1) as folder:\n (folder / 'parts').mkdir()\n print(folder, flush=True)\n time.sleep(600)"
-    )
-    builds = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    (other := tmp_path / "edgert-build-bench-1").mkdir()
-    with builds[0] as killed, builds[1] as running:
-        try:
-            gone, used = (Path(build.stdout.readline().strip()) for build in builds if build.stdout)
-            killed.kill()
-            killed.wait()
-            with work_folder(1) as folder:
-                assert set(tmp_path.iterdir()) == {other, used, folder}, gone
-        finally:
-            running.kill()
 
 
 def test_too_little_space_is_refused_before_the_build_begins(tmp_path: Path) -> None:
