@@ -8,6 +8,7 @@ trust the key.
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from edgert.bundle.signing import SigningKey, read_signing_key
@@ -37,11 +38,24 @@ def signing_key(given: str | None) -> SigningKey:
     `given` is the name of the key or the path of its file. Without `given`, read the key `default`.
     """
     if given and is_key_file(given):
-        return read_signing_key(Path(given))
-    path = key_paths(keys_dir(), given or DEFAULT)[0]
-    if not path.exists():
-        raise ConfigInvalid(_no_signing_key(given or DEFAULT))
-    return read_signing_key(path)
+        path = Path(given)
+    else:
+        path = key_paths(keys_dir(), given or DEFAULT)[0]
+        if not path.exists():
+            raise ConfigInvalid(_no_signing_key(given or DEFAULT))
+    key = read_signing_key(path)
+    _check_mode(path)
+    return key
+
+
+def _check_mode(path: Path) -> None:
+    """Refuse a key that others can read or write. As in ssh, another owner's key may have any mode."""
+    status = path.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        raise ConfigInvalid(
+            f"other users can read or replace the private key {path} (mode {status.st_mode & 0o777:o}), so they could sign: "
+            f"chmod 600 {path}. If another user may have copied it, make a new key (edgert keys new --name NAME)"
+        )
 
 
 def is_key_file(given: str) -> bool:
