@@ -44,18 +44,18 @@ def signing_key(given: str | None) -> SigningKey:
         if not path.exists():
             raise ConfigInvalid(_no_signing_key(given or DEFAULT))
     key = read_signing_key(path)
-    _check_mode(path)
+    if others_may_use(path):
+        raise ConfigInvalid(
+            f"other users can read or replace the private key {path} (mode {path.stat().st_mode & 0o777:o}), so they could "
+            f"sign: chmod 600 {path}. If another user may have copied it, make a new key (edgert keys new --name NAME)"
+        )
     return key
 
 
-def _check_mode(path: Path) -> None:
-    """Refuse a key that others can read or write. As in ssh, another owner's key may have any mode."""
-    status = path.stat()
-    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
-        raise ConfigInvalid(
-            f"other users can read or replace the private key {path} (mode {status.st_mode & 0o777:o}), so they could sign: "
-            f"chmod 600 {path}. If another user may have copied it, make a new key (edgert keys new --name NAME)"
-        )
+def others_may_use(private: Path) -> bool:
+    """Return whether others can read this user's key; as in ssh, other owners' keys do not count."""
+    status = private.stat()
+    return status.st_uid == os.geteuid() and bool(status.st_mode & 0o077)
 
 
 def is_key_file(given: str) -> bool:
