@@ -256,3 +256,12 @@ def test_no_rollout_is_recorded_if_this_host_cannot_write_its_cache(
     assert main(["deploy", str(bundle), "here"]) == ConfigInvalid.exit_code
     assert "set XDG_CACHE_HOME to a folder of yours" in capfd.readouterr().err
     assert not list(find_project().rollouts.glob("*"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["deploy", str(bundle), "here"]) == ConfigInvalid.exit_code, "it would bootstrap, and has no key"
+    (record,) = find_project().rollouts.glob("*.jsonl")
+    lines = record.read_text()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    capfd.readouterr()
+    assert main(["rollout", "resume"]) == ConfigInvalid.exit_code
+    assert "set XDG_CACHE_HOME to a folder of yours" in capfd.readouterr().err
+    assert record.read_text() == lines
