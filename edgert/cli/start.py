@@ -77,9 +77,7 @@ def start_daemon(state: StateDir) -> tuple[subprocess.Popen[bytes] | None, int]:
             elif other is not None and other != told:
                 signal_monitor(other, signal.SIGCONT)
                 told = other
-                progress(
-                    f"no daemon answers, but its monitor (pid {other}) runs: the monitor starts the next daemon now"
-                )
+                progress(f"no daemon answers yet, but its monitor (pid {other}) runs and starts it now")
             time.sleep(POLL_S)
     lines = Path(log.name).read_text(errors="replace").splitlines()[-5:]
     raise DeviceError(f"the daemon did not start; the end of {log.name}:\n  " + "\n  ".join(lines))

@@ -172,7 +172,7 @@ def _accuracy(store: SlotStore, slots: Slots, config: DeviceConfig) -> Accuracy 
 
 
 def _text(status: DeviceStatus) -> str:
-    daemon = f"runs (pid {status.daemon.pid})" if status.daemon.running else "does not run"
+    daemon = f"runs (pid {status.daemon.pid})" if status.daemon.running else "does not run (edgertd start starts it)"
     in_use = {model.serving.loaded.engine for model in status.models if model.serving and model.serving.loaded}
     shown = {name: version for name, version in status.engines.items() if name not in FOR_TESTS or name in in_use}
     engines = ", ".join(f"{name} {version}" for name, version in shown.items()) or "none"

@@ -17,6 +17,7 @@ import tomlkit
 
 from edgert.cli import edgertd
 from edgert_deploy.cli import edgert
+from edgert_deploy.common.project import takes_default
 from tests.support.paths import ROOT
 
 PAGES = [
@@ -108,6 +109,24 @@ def test_the_make_targets_and_benchmarks_that_a_page_names_exist(page: Path) -> 
     assert sorted(name for name, file in files.items() if not file.exists()) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("edgert keys new", ""),
+        ("edgert fleet forget pi-7", ""),  # the project may name the broker
+        ("edgert publish-runtime 4 --profile raspberry-pi-4", "--python is missing"),
+        ("edgert deploy", "bundle is missing"),
+        ("edgert keys new extra", "too many arguments: ['extra']"),
+        ("edgert keys new --nane x", "No such option"),
+        ("edgert keys nev", "no command nev"),
+    ],
+)
+def test_a_wrong_command_line_is_found(line: str, problem: str) -> None:
+    found = problems_of(line, complete=True)
+    assert len(found) == bool(problem)
+    assert all(problem in text for text in found)
+
+
 def test_the_commands_that_scripts_call_exist() -> None:
     lines = [(script, line) for script in SCRIPTS for line in commands_called(script)]
     assert len(lines) > 100
@@ -152,7 +171,10 @@ def commands_called(script: Path) -> Iterator[str]:
 
 
 def problems_of(line: str, *, complete: bool) -> list[str]:
-    """Return the faults of a command line; a `complete` one also has all its arguments and no more."""
+    """Return the faults of a command line; a `complete` one also has what the command requires, and no more.
+
+    A project may give a required option, such as --broker.
+    """
     words = shlex.split(re.split(r" [|>&]|\u2026|\.\.\.", line)[0], comments=True)
     command, rest, context = follow(words)
     if isinstance(context, str):
@@ -169,15 +191,17 @@ def problems_of(line: str, *, complete: bool) -> list[str]:
         values, left, _ = command.make_parser(context).parse_args(rest)
     except click.UsageError as error:
         return [f"{line}: {error.message}"]
-    required = [p for p in command.params if p.required and values.get(str(p.name)) in (None, ())]
-    missing = [f"{line}: {p.name} is missing" for p in required if isinstance(p, click.Argument)]
+    given = {name for name, value in values.items() if isinstance(value, str | list | tuple) and value}
+    required = [p for p in command.params if p.required and p.name not in given]
+    path = context.command_path.partition(" ")[2]
+    missing = [f"{line}: {p.opts[0]} is missing" for p in required if not takes_default(path, p.opts[0].lstrip("-"))]
     return missing + [f"{line}: too many arguments: {left}" for _ in left[:1]]
 
 
 def follow(words: list[str]) -> tuple[click.Command, list[str], click.Context | str]:
     """The command that `words` name, the words behind it, and its context or the fault."""
     command: click.Command = PROGRAMS[words[0]]
-    context, rest = click.Context(command, info_name=words[0], resilient_parsing=True), words[1:]
+    context, rest = click.Context(command, info_name=words[0]), words[1:]
     while isinstance(command, click.Group) and rest:
         try:
             _, rest, _ = command.make_parser(context).parse_args(rest)
@@ -187,7 +211,7 @@ def follow(words: list[str]) -> tuple[click.Command, list[str], click.Context | 
         if found is None:
             return command, rest, f"no command {rest[0]}" if rest else context
         command, rest = found, rest[1:]
-        context = click.Context(command, parent=context, info_name=command.name, resilient_parsing=True)
+        context = click.Context(command, parent=context, info_name=command.name)
     return command, rest, context
 
 

@@ -25,6 +25,7 @@ import edgert
 from edgert.durable import os_error_as, sha256_of
 from edgert.errors import ConfigInvalid
 from edgert_deploy.bootstrap.pip import run_module, run_pip
+from edgert_deploy.common.file_cache import remove_abandoned
 from edgert_deploy.common.folders import cache_folder
 
 OWN_PACKAGES = ("edgert", "edgert_deploy")
@@ -39,7 +40,8 @@ def own_wheel(progress: Callable[[str], None] = lambda _: None) -> Path:
     """
     kept_in, source = cache_folder() / "own", source_tree()
     kept_in.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept_in) as folder:
+    remove_abandoned(kept_in.glob(".new-*"))
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=kept_in) as folder:
         if source is not None:
             progress(f"building edgert's wheel from {source}")
             wheel = _pack(_built(source, Path(folder)), Path(folder))

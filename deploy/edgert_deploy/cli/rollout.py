@@ -21,7 +21,7 @@ from edgert_deploy.cli.shared.rollout_output import rollout_json, rollout_table
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.claims import user_and_host
+from edgert_deploy.devices.claims import check_recordable, user_and_host
 from edgert_deploy.devices.inventory import Inventory
 from edgert_deploy.devices.same_machine import refuse_same_state
 from edgert_deploy.rollout.plan import Offer
@@ -105,6 +105,7 @@ def resume_rollout(id: str | None, bundle: Path | None, yes: bool, verbose: bool
     if not rollout.left:
         emit({"ok": True, **rollout_json(rollout)}, f"rollout {rollout.id} is done on every device", as_json)
         return
+    check_recordable()
     _agree_if_it_may_run(store, rollout, yes)
     bundle, offer = _bundle_of(rollout, bundle)
     request = request_for(bundle, offer, rollout.trial_s, rollout.bytes_per_s, rollout.limits)

@@ -8,6 +8,7 @@ trust the key.
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from edgert.bundle.signing import SigningKey, read_signing_key
@@ -36,11 +37,24 @@ def signing_key(given: str | None) -> SigningKey:
     `given` is the name of the key or the path of its file. Without `given`, read the key `default`.
     """
     if given and is_key_file(given):
-        return read_signing_key(Path(given))
-    path = key_paths(keys_dir(), given or DEFAULT)[0]
-    if not path.exists():
-        raise ConfigInvalid(_no_signing_key(given or DEFAULT))
-    return read_signing_key(path)
+        path = Path(given)
+    else:
+        path = key_paths(keys_dir(), given or DEFAULT)[0]
+        if not path.exists():
+            raise ConfigInvalid(_no_signing_key(given or DEFAULT))
+    key = read_signing_key(path)
+    if others_may_use(path):
+        raise ConfigInvalid(
+            f"other users can read or replace the private key {path} (mode {path.stat().st_mode & 0o777:o}), so they could "
+            f"sign: chmod 600 {path}. If another user may have copied it, make a new key (edgert keys new --name NAME)"
+        )
+    return key
+
+
+def others_may_use(private: Path) -> bool:
+    """Return whether others can read this user's key; as in ssh, other owners' keys do not count."""
+    status = private.stat()
+    return status.st_uid == os.geteuid() and bool(status.st_mode & 0o077)
 
 
 def is_key_file(given: str) -> bool:

@@ -22,6 +22,7 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -251,6 +252,16 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
     if not result.ok:
         raise DeviceError(f"{device.name}: its folder {device.home} cannot be used: {result.stderr.strip()[-300:]}")
     return result
+
+
+def check_recordable() -> None:
+    """Raise ConfigInvalid if this host cannot record its claims, without which it can change no device."""
+    try:
+        _folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=_folder()) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise ConfigInvalid(_unwritable(error)) from error
 
 
 @contextmanager

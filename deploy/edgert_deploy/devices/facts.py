@@ -137,11 +137,21 @@ class MachineFacts:
 
     @property
     def default_state(self) -> str:
-        return "/var/lib/edgert" if self.uid == 0 else f"{self.home}/.local/state/edgert"
+        """The state folder if the user names none. Raises DeviceError without a home folder."""
+        return "/var/lib/edgert" if self.uid == 0 else f"{self._users_home()}/.local/state/edgert"
 
     @property
     def default_home(self) -> str:
-        return "/opt/edgert" if self.uid == 0 else f"{self.home}/.local/share/edgert"
+        """The folder of the runtime if the user names none. Raises DeviceError without a home folder."""
+        return "/opt/edgert" if self.uid == 0 else f"{self._users_home()}/.local/share/edgert"
+
+    def _users_home(self) -> str:
+        if not self.home.startswith("/"):
+            raise DeviceError(
+                f"$HOME is {self.home!r} in the login of user {self.uid} on the device, so there is no folder for EdgeRT: give "
+                "folders that this user may write with --home and --state, or give the user a home folder"
+            )
+        return self.home
 
 
 def local_facts(facts: MachineFacts) -> MachineFacts:

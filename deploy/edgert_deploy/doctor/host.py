@@ -23,7 +23,14 @@ from edgert.printable import counted, endpoint
 from edgert.registry.artifacts import EMPTY, blob_of
 from edgert_deploy.common.addresses import PORT_PLAIN, PORT_TLS, host_and_port
 from edgert_deploy.common.folders import cache_folder, config_folder
-from edgert_deploy.common.keys import PRIVATE_SUFFIX, PUBLIC_SUFFIX, key_paths, public_keys, restore_public_halves
+from edgert_deploy.common.keys import (
+    PRIVATE_SUFFIX,
+    PUBLIC_SUFFIX,
+    key_paths,
+    others_may_use,
+    public_keys,
+    restore_public_halves,
+)
 from edgert_deploy.common.project import find_project
 from edgert_deploy.common.registry import open_registry
 from edgert_deploy.devices.inventory import Inventory
@@ -142,7 +149,7 @@ def _check_key(report: Report, path: Path) -> None:
         report.fail(
             "signing key", f"the private and the public key of {name} do not match", "restore both from your backup"
         )
-    elif mode & 0o077:
+    elif others_may_use(path):
         report.fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {path}")
     elif shared.exists() and read_public_key(shared).key_id != key.public.key_id:
         text = f"{name} is another key than {shared}: devices that trust the project's key refuse bundles signed with {name}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgert.checks.status import ModelStatus, ServingStatus, TelemetryStatus
+from edgert.checks.status import DaemonState, ModelStatus, ServingStatus, TelemetryStatus
 from edgert.cli.status import _text
 from edgert.telemetry.broker_connection import BrokerConnection
 from edgert.telemetry.spans import Percentiles
@@ -21,6 +21,11 @@ from tests.support.statuses import PERCENTILES, device_status, worker_figures
 )
 def test_engines_for_tests_are_not_shown(engines: dict[str, str], line: str) -> None:
     assert f"engines  {line}" in _text(replace(device_status(), engines=engines)).splitlines()
+
+
+def test_for_a_daemon_that_does_not_run_the_command_that_starts_it_is_shown() -> None:
+    text = _text(replace(device_status(), daemon=DaemonState(False)))
+    assert "daemon   does not run (edgertd start starts it), socket" in text
 
 
 def test_a_model_without_answers_has_no_percentiles() -> None:

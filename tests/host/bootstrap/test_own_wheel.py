@@ -25,6 +25,18 @@ from tests.support.trees import another_tree
 TARGET = WheelTarget("3.11", "aarch64", "2.36")
 
 
+def test_the_temporary_folder_of_a_killed_build_of_the_wheel_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    killed, running = (tmp_path / "edgert" / "own" / f".new-{name}" for name in ("killed", "running"))
+    for folder in (killed, running):
+        folder.mkdir(parents=True)
+    os.utime(killed, (0, 0))
+    wheel = own_wheel()
+    assert {path.name for path in (tmp_path / "edgert" / "own").iterdir()} == {running.name, wheel.parent.name}
+
+
 def test_the_wheel_of_edgert_contains_both_packages_and_the_profiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

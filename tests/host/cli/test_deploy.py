@@ -16,9 +16,12 @@ import pytest
 
 from edgert.bundle.signing import new_key
 from edgert.cli import main as edgertd
+from edgert.errors import ConfigInvalid
 from edgert.state_dir import StateDir
 from edgert.versions.claims import Claims
 from edgert_deploy.cli import main
+from edgert_deploy.common.project import find_project
+from edgert_deploy.devices.inventory import Device as DeviceEntry
 from edgert_deploy.devices.inventory import Inventory
 from hil.support.sshd import SshDevice, running_sshd
 from tests.support.bundles import flip_bit, make_null_bundle
@@ -241,3 +244,24 @@ def test_an_invalid_rate_is_refused_before_anything_is_done(capsys: pytest.Captu
     for rate in ("fast", "0", "10B/s", "500KB"):
         assert main(["deploy", "none.edgert", "all", "--bwlimit", rate, "--json"]) == 2
         assert "KB/s" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_no_rollout_is_recorded_if_this_host_cannot_write_its_cache(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inventory.add(DeviceEntry("here", "local", str(tmp_path / "state"), "this-machine", str(tmp_path / "state")))
+    bundle = make_null_bundle(tmp_path / "b", new_key())
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["deploy", str(bundle), "here"]) == ConfigInvalid.exit_code
+    assert "set XDG_CACHE_HOME to a folder of yours" in capfd.readouterr().err
+    assert not list(find_project().rollouts.glob("*"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["deploy", str(bundle), "here"]) == ConfigInvalid.exit_code, "it would bootstrap, and has no key"
+    (record,) = find_project().rollouts.glob("*.jsonl")
+    lines = record.read_text()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    capfd.readouterr()
+    assert main(["rollout", "resume"]) == ConfigInvalid.exit_code
+    assert "set XDG_CACHE_HOME to a folder of yours" in capfd.readouterr().err
+    assert record.read_text() == lines

@@ -31,6 +31,18 @@ def test_a_key_is_read_by_its_name_or_its_file(folder: Path) -> None:
     assert not is_key_file("lab")
 
 
+def test_a_key_that_other_users_can_read_signs_nothing(folder: Path) -> None:
+    assert main(["keys", "new", "--name", "lab"]) == 0
+    private = key_paths(folder, "lab")[0]
+    for mode in (0o644, 0o640, 0o602):
+        private.chmod(mode)
+        for given in ("lab", str(private)):
+            with pytest.raises(ConfigInvalid, match=rf"\(mode {mode:o}\).*: chmod 600 {private}"):
+                signing_key(given)
+    private.chmod(0o400)
+    assert signing_key("lab")
+
+
 def test_a_missing_key_is_reported_with_the_keys_that_exist() -> None:
     with pytest.raises(ConfigInvalid, match=r"edgert keys new$"):
         signing_key(None)

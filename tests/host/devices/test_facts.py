@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgert import machine
-from edgert.errors import ConfigInvalid
+from edgert.errors import ConfigInvalid, DeviceError
 from edgert_deploy.devices.facts import _PROBE, MachineFacts, local_facts, misfits, pick_profile, probe
 from edgert_deploy.devices.inventory import Device
 from edgert_deploy.devices.profiles import list_profiles, load_profile
@@ -107,7 +107,10 @@ def test_a_profile_of_two_gigabytes_fits_a_board_with_slightly_less_memory() -> 
 
 def test_the_default_folders_depend_on_the_user() -> None:
     assert PI_4.default_state == "/home/pi/.local/state/edgert"
-    assert replace(PI_4, uid=0).default_home == "/opt/edgert"
+    assert replace(PI_4, uid=0, home="").default_home == "/opt/edgert"
+    for folder in ("default_state", "default_home"):
+        with pytest.raises(DeviceError, match=r"\$HOME is '' .*--home and --state"):
+            getattr(replace(PI_4, home=""), folder)
 
 
 def test_the_facts_of_this_machine_can_be_read(tmp_path: Path) -> None:

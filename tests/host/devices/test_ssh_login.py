@@ -181,9 +181,9 @@ def test_a_jump_host_of_the_ssh_config_must_be_known(
     other, revoked = f"[127.0.0.1]:{bastion.port} {board.host_key}\n", f"@revoked * {bastion.host_key}\n"
     for hosts in ("", other, known(bastion) + revoked):
         home.write(config, hosts)
-        with pytest.raises(DeviceUnreachable, match="the proxy's messages are above"):
+        with pytest.raises(DeviceUnreachable, match="ended with exit code 255, and its messages"):
             says(device)
-        with pytest.raises(DeviceUnreachable, match="the proxy's messages are above"):
+        with pytest.raises(DeviceUnreachable, match="ended with exit code 255, and its messages"):
             scan_host_key(SshAddress.parse("board"))
         assert capfd.readouterr().err.count("Host key verification failed") == 2
     assert bastion.log.count("user ") == seen
@@ -219,11 +219,13 @@ def test_a_proxy_command_is_used_and_its_end_is_noticed(
     device = replace(board.device(), address="board")
     home.write(settings("board", board, f"ProxyCommand ssh -F {config} -W %h:%p bastion"))
     assert says(device) == "in\n"
-    home.write(settings("board", board, "ProxyCommand echo no way >&2; exec false"))
-    with pytest.raises(DeviceUnreachable, match=r"~/\.ssh/config names a proxy") as refused:
-        says(device)
-    assert "EOFError" not in refused.value.message
-    assert capfd.readouterr().err == "no way\n"
+    for end, code, advice in (("exit 3", 3, ". Try it by hand: sh -c"), ("exit 0", 0, "; the connection ended during")):
+        home.write(settings("board", board, f"ProxyCommand sh -c 'echo no way >&2; {end}'"))
+        with pytest.raises(DeviceUnreachable) as refused:
+            says(device)
+        fact = f"the proxy command of ~/.ssh/config ended with exit code {code}, and its messages are above"
+        assert f"cannot be reached: {fact}{advice}" in refused.value.message
+        assert capfd.readouterr().err == "no way\n"
 
 
 def test_keys_of_an_agent_are_used(

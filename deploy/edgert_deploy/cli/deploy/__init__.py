@@ -27,7 +27,7 @@ from edgert_deploy.cli.shared.rollout_output import ROWS_MAX, plan_json, plan_ta
 from edgert_deploy.cli.shared.team import open_rollouts
 from edgert_deploy.cli.shared.types import BundlePath
 from edgert_deploy.common.project import find_project
-from edgert_deploy.devices.claims import user_and_host
+from edgert_deploy.devices.claims import check_recordable, user_and_host
 from edgert_deploy.devices.inventory import Device, Inventory
 from edgert_deploy.devices.profiles import load_profile
 from edgert_deploy.devices.same_machine import select_to_change
@@ -94,6 +94,7 @@ def deploy(
     if dry_run:
         _show_plan(request, strategy, devices, verbose, as_json)
         return
+    check_recordable()  # before the rollout is recorded
     store = open_rollouts(changes=True)
     rollout = store.begin(_new_rollout(request, strategy, devices, inventory))
     run_rollout(store, rollout, request, devices, verbose, as_json)

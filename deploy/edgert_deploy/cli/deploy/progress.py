@@ -19,6 +19,7 @@ from rich.text import Text
 from edgert.printable import counted, printable
 from edgert_deploy.cli.shared.output import CELL_CHARS_MAX, say
 from edgert_deploy.common.parallel import UserStop
+from edgert_deploy.common.quantities import size_text
 from edgert_deploy.rollout.deployment import Outcome, Result
 from edgert_deploy.rollout.plan import Step
 
@@ -138,7 +139,7 @@ class RolloutProgress:
 
 
 def _bytes(row: _Row) -> str:
-    return f"{row.sent_bytes / 1e6:.1f} of {row.send_bytes / 1e6:.1f} MB" if row.send_bytes else ""
+    return f"{size_text(row.sent_bytes)} of {size_text(row.send_bytes)}" if row.send_bytes else ""
 
 
 def _time(seconds: float) -> str:

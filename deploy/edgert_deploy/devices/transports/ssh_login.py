@@ -45,6 +45,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 JUMP_LOGINS_AT_ONCE_MAX = 8
 _JUMP_LOGINS = threading.BoundedSemaphore(JUMP_LOGINS_AT_ONCE_MAX)
 _PROXY_END_S_MAX = 5.0
+_PROXY_CODE_S_MAX = 1.0  # the wait for the exit code of a proxy command that closed the connection
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # the signatures of keys that are called ssh-rsa
 PAUSES_S = doubling(1.0, 30.0)  # the pauses between attempts
 
@@ -129,7 +130,7 @@ def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]
             if excluded_kinds and isinstance(error, IncompatiblePeer):
                 return None
             at = endpoint(address.host, address.port) if address.port else address.host
-            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {reason(error)}{target.proxy_note()}") from error
+            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {target.unreachable(error)}") from error
 
 
 class _HostKeyCaptured(Exception):  # not an error: it carries the host key out of paramiko
@@ -159,6 +160,7 @@ class _Hop:
         self.address, self.alias, self.host_key = jump.address, jump.address.host, jump.host_key
         self.label, self.device, self.is_jump = label, device, is_jump
         self.config = read_ssh_config()
+        self.proxy: subprocess.Popen[bytes] | None = None  # runs the proxy command
         try:
             self.connection = fabric.Connection(
                 jump.address.host,
@@ -180,11 +182,17 @@ class _Hop:
             self.connection.client._agent = agent(self.settings)
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
-    def proxy_note(self) -> str:
-        """Return a note for messages if a command of ~/.ssh/config connects to this machine, else ""."""
-        return (
-            "; ~/.ssh/config names a proxy for it, and the proxy's messages are above" if self.proxy_command() else ""
-        )
+    def unreachable(self, error: BaseException) -> str:
+        """Return why this machine cannot be reached, and the next step."""
+        if self.proxy is None:
+            return reason(error)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.proxy.wait(_PROXY_CODE_S_MAX)
+        code = self.proxy.returncode
+        state = "still runs" if code is None else f"ended with exit code {code}"
+        known = f"the proxy command of ~/.ssh/config {state}, and its messages are above"
+        # A proxy also ends with 0 if the machine closed the connection.
+        return f"{known}. Try it by hand: {self.proxy_command()}" if code else f"{known}; {reason(error)}"
 
     def proxy_command(self) -> str | None:
         """Return the proxy command that ~/.ssh/config gives for this machine; None if ssh connects directly.
@@ -275,7 +283,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
                 refused.next_step,
                 hop.address if refused.needs_key else None,
             ) from error
-        raise DeviceUnreachable(f"{hop.label} cannot be reached: {reason(error)}{hop.proxy_note()}") from error
+        raise DeviceUnreachable(f"{hop.label} cannot be reached: {hop.unreachable(error)}") from error
 
 
 def _pin_option(hop: _Hop) -> str:
@@ -306,7 +314,7 @@ def _proxy(command: str, hop: _Hop) -> Iterator[socket.socket]:
             # As in ssh, the command replaces the shell.
             words = ["/bin/sh", "-c", f"exec {command}"]
             with os_error_as(DeviceUnreachable, f"{hop.label}: ProxyCommand `{command}` fails"):
-                process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno())
+                process = hop.proxy = subprocess.Popen(words, stdin=theirs.fileno(), stdout=theirs.fileno())
         try:
             yield ours
         finally:

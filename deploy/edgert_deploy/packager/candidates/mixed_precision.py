@@ -29,11 +29,7 @@ LAYERS_PER_BUILD = 50  # a search measures this many layers for each build that 
 
 @dataclass
 class Budget:
-    """The number of artifacts that all searches of a build may still build together.
-
-    Attributes:
-        given: the number at the start, from the user.
-    """
+    """The number of artifacts that all searches of a build may still build; `given` is the user's number."""
 
     builds: int
     given: int = field(init=False)

@@ -33,6 +33,7 @@ with RolloutProgress("echo release 2", 40, UserStop()) as progress:
     for n in range(39):
         progress(f"unit-{n}", "send")
     progress.sent("unit-0", 1_500_000, 4_000_000)
+    progress.sent("unit-3", 900, 4_000)
     progress("unit-1", "watch")
     progress("unit-1", "p99 \\x1b]52;c;AAAA\\x07 3 ms")
     progress.done(Outcome("unit-2", Result.LIVE))
@@ -70,7 +71,8 @@ def test_a_terminal_shows_the_device_and_step_and_bytes_and_time_of_each_deploym
     assert lines[:3] == ABOVE
     assert lines[3].startswith("echo release 2: 1 of 40 devices, 38 in progress, ")
     assert lines[4].split() == ["DEVICE", "STEP", "BYTES", "TIME"]
-    assert lines[5].split()[:6] == ["unit-0", "send", "1.5", "of", "4.0", "MB"]
+    assert lines[5].split()[:7] == ["unit-0", "send", "1.5", "MB", "of", "4.0", "MB"]
+    assert "900 bytes of 4.0 KB" in next(line for line in lines if line.startswith("unit-3 "))
     assert lines[6].split()[:2] == ["unit-1", "watch"]
     assert "p99" in lines[6]
     assert "and 16 more in progress" in lines[-1], "the rest does not fit"
