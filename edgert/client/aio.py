@@ -8,11 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from edgert.client.aio_connection import Connection, Pool
 from edgert.client.base import BaseClient, CallOptions, Priority, SessionOptions, check_model, request_flags
-from edgert.client.conversation import SESSION_CLOSED, Outputs, Retry, session_ended, session_lost
+from edgert.client.conversation import (
+    SESSION_BUSY,
+    SESSION_CLOSED,
+    SESSION_NOT_COPIED,
+    Outputs,
+    Retry,
+    session_ended,
+    session_lost,
+)
 from edgert.client.model_interface import Inputs
 from edgert.errors import ModelNotFound, RequestError, SessionLost, WorkerLost
 from edgert.tensors import InferResponse
@@ -177,6 +185,10 @@ class AsyncSession:
         self._client = client
         self._model = model
         self._connection: Connection | None = None
+        self._in_progress = False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(SESSION_NOT_COPIED)
 
     @overload
     async def infer(
@@ -194,6 +206,30 @@ class AsyncSession:
         """Send the next chunk and return the answer. Arguments and errors are as for `Session.infer`."""
         flags = request_flags(True, priority)
         deadline = time.monotonic() + self._client.timeout_of(timeout_s)
+        if self._in_progress:
+            raise RequestError(SESSION_BUSY)
+        self._in_progress = True
+        try:
+            return await self._request(inputs, deadline, flags, trace)
+        finally:
+            self._in_progress = False
+
+    async def close(self) -> None:
+        """Close the session. A request that is in progress in another task raises SessionLost."""
+        if self._connection is not None:
+            self._connection.fail(session_ended(SESSION_CLOSED))
+            self._connection = None
+
+    async def __aenter__(self) -> AsyncSession:
+        self._client._pool(self._model)
+        deadline = time.monotonic() + self._client.timeout_s
+        self._connection = await self._client._connected(self._model, deadline, session=True)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.close()
+
+    async def _request(self, inputs: Inputs, deadline: float, flags: int, trace: bool) -> Outputs | InferResponse:
         connection = self._connection
         if connection is None:
             raise SessionLost("the session has not started, or is closed: use `async with client.session(...)`")
@@ -213,18 +249,3 @@ class AsyncSession:
             except (Retry, WorkerLost) as error:
                 if not connection.conversation.moved:
                     raise session_lost(error) from error
-
-    async def close(self) -> None:
-        """Close the session. A request that is in progress in another task raises SessionLost."""
-        if self._connection is not None:
-            self._connection.fail(session_ended(SESSION_CLOSED))
-            self._connection = None
-
-    async def __aenter__(self) -> AsyncSession:
-        self._client._pool(self._model)
-        deadline = time.monotonic() + self._client.timeout_s
-        self._connection = await self._client._connected(self._model, deadline, session=True)
-        return self
-
-    async def __aexit__(self, *failure: object) -> None:
-        await self.close()

@@ -427,6 +427,18 @@ def test_a_session_that_closes_ends_its_request_in_progress(tmp_path: Path) -> N
         run(ask(path))
 
 
+def test_a_session_refuses_a_second_request_while_one_is_in_progress(tmp_path: Path) -> None:
+    async def ask(path: Path) -> None:
+        async with AsyncClient(path) as one, one.session("echo") as session:
+            first, second = await asyncio.gather(session.infer(ITEM), session.infer(ITEM), return_exceptions=True)
+            assert isinstance(first, dict)
+            assert isinstance(second, RequestError)
+            assert "send one request at a time" in str(second)
+
+    with false_daemon(tmp_path, [WELCOME_FRAME, RESULT]) as path:
+        run(ask(path))
+
+
 def test_a_session_that_closes_while_it_moves_leaves_no_connection_open(tmp_path: Path) -> None:
     async def ask(path: Path) -> None:
         async with AsyncClient(path) as one, one.session("echo") as session:
