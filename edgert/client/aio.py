@@ -22,7 +22,7 @@ from edgert.client.conversation import (
     session_lost,
 )
 from edgert.client.model_interface import Inputs
-from edgert.errors import ModelNotFound, RequestError, SessionLost, WorkerLost
+from edgert.errors import DeadlineExceeded, ModelNotFound, RequestError, SessionLost, Unavailable, WorkerLost
 from edgert.tensors import InferResponse
 
 if TYPE_CHECKING:
@@ -163,11 +163,15 @@ class AsyncClient(BaseClient):
         self, model: str | None, deadline: float, pool: Pool | None = None, *, session: bool = False
     ) -> Connection:
         """Return a new connection that the daemon has accepted. A session's connection is in no `pool`."""
+        refusal: Unavailable | None = None
         while True:
             self._check_open()
             try:
                 return await Connection.open(self.path, model, pool, deadline, share=self._share, session=session)
+            except DeadlineExceeded as error:
+                raise refusal or error from None  # the last refusal is the reason why the time passed
             except Retry as retry:
+                refusal = retry.error
                 await asyncio.sleep(retry.wait_s(deadline - time.monotonic()))
             except ModelNotFound:
                 if model in self._pools:  # an app may pass on any number of its users' names

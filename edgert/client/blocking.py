@@ -40,7 +40,7 @@ from edgert.client.conversation import (
     session_lost,
 )
 from edgert.client.model_interface import Inputs
-from edgert.errors import ModelNotFound, RequestError, WorkerLost
+from edgert.errors import DeadlineExceeded, ModelNotFound, RequestError, Unavailable, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 from edgert.tensors import InferResponse
@@ -206,6 +206,7 @@ class Client(BaseClient):
     ) -> Connection:
         """Return an accepted connection. With `share`, it requests shared memory, if `transport` allows this."""
         may_share = self._share and model is not None
+        refusal: Unavailable | None = None
         while True:
             self._check_open()
             conversation = Conversation(
@@ -214,7 +215,10 @@ class Client(BaseClient):
             try:
                 return Connection(self.path, conversation, deadline)
             except Retry as retry:
+                refusal = retry.error
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
+            except DeadlineExceeded as error:
+                raise refusal or error from None  # the last refusal is the reason why the time passed
             except ModelNotFound:  # an app, such as the HTTP server, may pass on any number of its users' names
                 self._idle.pop(model or "", None)
                 raise

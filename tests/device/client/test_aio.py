@@ -401,6 +401,10 @@ def test_a_request_waits_for_a_model_until_its_deadline(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="loaded"):
             await asking.infer("echo", ITEM, timeout_s=WAIT_S_MAX)
 
+    async def refused(asking: AsyncClient) -> None:
+        with pytest.raises(Unavailable, match="loaded"):  # not a time-out, which would hide this reason
+            await asking.infer("echo", ITEM, timeout_s=0.3)
+
     async def mute(asking: AsyncClient) -> None:
         with pytest.raises(DeadlineExceeded):
             await asking.infer("echo", ITEM, timeout_s=0.1)
@@ -410,6 +414,8 @@ def test_a_request_waits_for_a_model_until_its_deadline(tmp_path: Path) -> None:
     against(
         tmp_path, hasty, loading(0.05), loading(WAIT_S_MAX)
     )  # the second pause is longer than the time that is left
+    (tmp_path / "false.sock").unlink()
+    against(tmp_path, refused, loading(0.05), [b""])
     (tmp_path / "false.sock").unlink()
     against(tmp_path, mute, [b""])
 

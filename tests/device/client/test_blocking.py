@@ -166,7 +166,19 @@ def test_a_request_of_a_session_that_moves_ends_at_its_time_out(tmp_path: Path) 
         assert time.monotonic() - began_s < 1.5
 
 
-def test_a_session_refuses_the_request_of_a_second_thread_and_a_copy(quick: Device) -> None:
+def test_a_time_out_during_a_retry_gives_the_reason_of_the_retry(tmp_path: Path) -> None:
+    loading = wire.error_frame(Unavailable("it is being loaded", retry_after_s=0.05))
+    with (
+        false_daemon(tmp_path, [loading], [b""]) as path,
+        Client(path) as client,
+        pytest.raises(Unavailable, match="it is being loaded"),
+    ):
+        client.infer("echo", ITEM, timeout_s=0.3)
+
+
+def test_a_session_refuses_the_request_of_a_second_thread_and_a_copy(
+    quick: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quick.put(model="turns", op="add", state_id="v1")
     with quick.client() as client, client.session("turns") as stream:
         request = stream._connection.request
@@ -176,7 +188,7 @@ def test_a_session_refuses_the_request_of_a_second_thread_and_a_copy(quick: Devi
                 stream.infer(ITEM)
             return request(*args)
 
-        stream._connection.request = during_a_request  # type: ignore[method-assign]
+        monkeypatch.setattr(stream._connection, "request", during_a_request)
         assert stream.infer(ITEM)["y"].shape == ITEM.shape
         for copied in (pickle.dumps, copy.copy):
             with pytest.raises(TypeError, match="start a session in the other process"):
