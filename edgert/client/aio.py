@@ -8,13 +8,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from edgert.client.aio_connection import Connection, Pool
 from edgert.client.base import BaseClient, CallOptions, Priority, SessionOptions, check_model, request_flags
-from edgert.client.conversation import SESSION_CLOSED, Outputs, Retry, session_ended, session_lost
+from edgert.client.conversation import (
+    SESSION_BUSY,
+    SESSION_CLOSED,
+    SESSION_NOT_COPIED,
+    Outputs,
+    Retry,
+    session_ended,
+    session_lost,
+)
 from edgert.client.model_interface import Inputs
-from edgert.errors import ModelNotFound, RequestError, SessionLost, WorkerLost
+from edgert.errors import DeadlineExceeded, ModelNotFound, RequestError, SessionLost, Unavailable, WorkerLost
 from edgert.tensors import InferResponse
 
 if TYPE_CHECKING:
@@ -155,11 +163,15 @@ class AsyncClient(BaseClient):
         self, model: str | None, deadline: float, pool: Pool | None = None, *, session: bool = False
     ) -> Connection:
         """Return a new connection that the daemon has accepted. A session's connection is in no `pool`."""
+        refusal: Unavailable | None = None
         while True:
             self._check_open()
             try:
                 return await Connection.open(self.path, model, pool, deadline, share=self._share, session=session)
+            except DeadlineExceeded as error:
+                raise refusal or error from None  # the last refusal is the reason why the time passed
             except Retry as retry:
+                refusal = retry.error
                 await asyncio.sleep(retry.wait_s(deadline - time.monotonic()))
             except ModelNotFound:
                 if model in self._pools:  # an app may pass on any number of its users' names
@@ -177,6 +189,10 @@ class AsyncSession:
         self._client = client
         self._model = model
         self._connection: Connection | None = None
+        self._in_progress = False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(SESSION_NOT_COPIED)
 
     @overload
     async def infer(
@@ -194,6 +210,30 @@ class AsyncSession:
         """Send the next chunk and return the answer. Arguments and errors are as for `Session.infer`."""
         flags = request_flags(True, priority)
         deadline = time.monotonic() + self._client.timeout_of(timeout_s)
+        if self._in_progress:
+            raise RequestError(SESSION_BUSY)
+        self._in_progress = True
+        try:
+            return await self._request(inputs, deadline, flags, trace)
+        finally:
+            self._in_progress = False
+
+    async def close(self) -> None:
+        """Close the session. A request that is in progress in another task raises SessionLost."""
+        if self._connection is not None:
+            self._connection.fail(session_ended(SESSION_CLOSED))
+            self._connection = None
+
+    async def __aenter__(self) -> AsyncSession:
+        self._client._pool(self._model)
+        deadline = time.monotonic() + self._client.timeout_s
+        self._connection = await self._client._connected(self._model, deadline, session=True)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.close()
+
+    async def _request(self, inputs: Inputs, deadline: float, flags: int, trace: bool) -> Outputs | InferResponse:
         connection = self._connection
         if connection is None:
             raise SessionLost("the session has not started, or is closed: use `async with client.session(...)`")
@@ -213,18 +253,3 @@ class AsyncSession:
             except (Retry, WorkerLost) as error:
                 if not connection.conversation.moved:
                     raise session_lost(error) from error
-
-    async def close(self) -> None:
-        """Close the session. A request that is in progress in another task raises SessionLost."""
-        if self._connection is not None:
-            self._connection.fail(session_ended(SESSION_CLOSED))
-            self._connection = None
-
-    async def __aenter__(self) -> AsyncSession:
-        self._client._pool(self._model)
-        deadline = time.monotonic() + self._client.timeout_s
-        self._connection = await self._client._connected(self._model, deadline, session=True)
-        return self
-
-    async def __aexit__(self, *failure: object) -> None:
-        await self.close()

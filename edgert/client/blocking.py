@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from edgert.client.base import (
     IDLE_CONNECTIONS_MAX,
@@ -27,8 +28,10 @@ from edgert.client.base import (
 )
 from edgert.client.blocking_connection import Connection
 from edgert.client.conversation import (
+    SESSION_BUSY,
     SESSION_CLOSED,
     SESSION_INHERITED,
+    SESSION_NOT_COPIED,
     SESSION_UNANSWERED,
     Conversation,
     Outputs,
@@ -37,7 +40,7 @@ from edgert.client.conversation import (
     session_lost,
 )
 from edgert.client.model_interface import Inputs
-from edgert.errors import ModelNotFound, WorkerLost
+from edgert.errors import DeadlineExceeded, ModelNotFound, RequestError, Unavailable, WorkerLost
 from edgert.protocol import wire
 from edgert.protocol.sharing import SHARE_BYTES_MIN
 from edgert.tensors import InferResponse
@@ -203,6 +206,7 @@ class Client(BaseClient):
     ) -> Connection:
         """Return an accepted connection. With `share`, it requests shared memory, if `transport` allows this."""
         may_share = self._share and model is not None
+        refusal: Unavailable | None = None
         while True:
             self._check_open()
             conversation = Conversation(
@@ -211,7 +215,10 @@ class Client(BaseClient):
             try:
                 return Connection(self.path, conversation, deadline)
             except Retry as retry:
+                refusal = retry.error
                 time.sleep(retry.wait_s(deadline - time.monotonic()))
+            except DeadlineExceeded as error:
+                raise refusal or error from None  # the last refusal is the reason why the time passed
             except ModelNotFound:  # an app, such as the HTTP server, may pass on any number of its users' names
                 self._idle.pop(model or "", None)
                 raise
@@ -242,7 +249,11 @@ class Session:
         self._connection = connection
         self._model = model
         self._end_reason = ""  # the reason why this client has ended the session; "" while the session may continue
+        self._one_request = threading.Lock()
         _open.add(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(SESSION_NOT_COPIED)
 
     @overload
     def infer(self, inputs: Inputs, *, trace: Literal[False] = False, **options: Unpack[SessionOptions]) -> Outputs: ...
@@ -256,20 +267,26 @@ class Session:
         """Send the next chunk; return arrays by output name, one item for each window that is now complete.
 
         Inputs and options are the same as for `Client.infer`. After an error of the daemon, the session continues
-        without this chunk. Raises SessionLost if the session cannot continue: start a new session.
+        without this chunk. Raises SessionLost if the session cannot continue: start a new session. Raises RequestError
+        while another request of this session is in progress.
         """
         flags = request_flags(True, priority)
         timeout_s = self._client.timeout_of(timeout_s)
         deadline = time.monotonic() + timeout_s
-        while True:
-            if self._connection.closed:
-                self._move(deadline)
-                timeout_s = max(0.001, deadline - time.monotonic())
-            try:
-                return self._connection.request(inputs, timeout_s, deadline, flags, trace)
-            except (Retry, WorkerLost) as error:
-                if not self._connection.conversation.moved:
-                    raise session_lost(error) from error
+        if not self._one_request.acquire(blocking=False):
+            raise RequestError(SESSION_BUSY)
+        try:
+            while True:
+                if self._connection.closed:
+                    self._move(deadline)
+                    timeout_s = max(0.001, deadline - time.monotonic())
+                try:
+                    return self._connection.request(inputs, timeout_s, deadline, flags, trace)
+                except (Retry, WorkerLost) as error:
+                    if not self._connection.conversation.moved:
+                        raise session_lost(error) from error
+        finally:
+            self._one_request.release()
 
     def close(self) -> None:
         self._end_reason = SESSION_CLOSED
@@ -277,6 +294,7 @@ class Session:
 
     def _close_inherited(self) -> None:
         self._end_reason = SESSION_INHERITED
+        self._one_request = threading.Lock()  # at the time of the fork, another thread may have held the lock
         self._connection.close()
 
     def __enter__(self) -> Session:

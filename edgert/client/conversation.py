@@ -30,6 +30,8 @@ RETRY_PAUSE_S = 0.05
 # The reasons why this client has ended a session.
 SESSION_CLOSED = "the session is closed"
 SESSION_INHERITED = "the session belongs to the parent process"
+SESSION_BUSY = "another request of this session is in progress; send one request at a time, or use a session for each thread or task"
+SESSION_NOT_COPIED = "a session cannot be pickled or copied; start a session in the other process"
 SESSION_UNANSWERED = "an earlier request of the session got no answer, so its memory is not known"
 
 Outputs = dict[str, NDArray[Any]]
@@ -225,7 +227,7 @@ class Conversation:
         if not sent:
             return DeadlineExceeded(f"the daemon did not accept the request in time; {OVERLOADED}")
         return DeadlineExceeded(
-            "no answer arrived in time; give a longer timeout_s, or check the model's latency with edgertd status"
+            "no answer arrived in time: allow more time, or check the model's latency with edgertd status"
         )
 
     def _greeted(self, frame: wire.Frame) -> None:

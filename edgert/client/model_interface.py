@@ -124,9 +124,13 @@ def _array(value: ArrayLike) -> NDArray[Any]:
     if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | bytearray | memoryview | str):
         return byte_rows([_bytes(item) for item in value])
     try:
-        return np.asarray(value)
-    except (ValueError, TypeError) as error:  # for example, rows of different lengths
-        raise RequestError(f"the input is not an array: {error}; give values of one shape and dtype") from error
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError, BufferError) as error:  # rows of different lengths; a tensor of a GPU
+        why = str(error).rstrip(".")
+        raise RequestError(f"the input is not an array: {why}; give values of one shape and dtype") from error
+    if array.dtype.hasobject and not array.ndim:  # for example, a path or an open file
+        raise RequestError(f"the input is a {type(value).__name__}, not an array: give numbers, or the bytes of a file")
+    return array
 
 
 def _bytes(value: Any) -> bytes:

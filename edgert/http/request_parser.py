@@ -121,7 +121,7 @@ class RequestParser:
                 )
 
     def _ignore_upgrade(self) -> None:
-        """Parse the rest of a request with the field `Upgrade` as HTTP/1.1, the server's only protocol.
+        """Parse the rest of a request with the field `Upgrade` as HTTP/1.1, the only protocol here.
 
         At the end of such a head, httptools ends the request without its body. So a new parser gets a head that only
         states the length of the body. Java's HttpClient sends `Upgrade: h2c` with each request.

@@ -214,6 +214,7 @@ class ModelService:
         """End the worker, to free memory for another model. The model loads again when a client requests it."""
         worker = self.workers.serving
         if worker is not None:
+            self._restarts.note_planned_end(worker.served_s(self._clock()))
             self.workers.stop_serving()
             self.wanted, self.requested_at_s, self._idle_state = False, None, ModelState.UNLOADED
             self._report("unloaded", {"release": worker.version.release, "reason": reason})
@@ -334,6 +335,8 @@ class ModelService:
 
     def _switch(self, worker: WorkerProcess) -> None:
         """Let the worker that loaded serve."""
+        if (before := self.workers.serving) is not None:
+            self._restarts.note_planned_end(before.served_s(self._clock()))
         self.workers.switch()
         self.fault = None
         self._watchdog.plan()

@@ -24,6 +24,7 @@ class Restarts:
         self._restart = restart
         self._backoff = Backoff((*RESTART_PAUSES_S, *QUARANTINE_PAUSES_S))
         self._digest = ""
+        self._served_s = 0.0  # the time for which workers served since the last crash, and then ended as planned
         self._due_s: float | None = None
 
     def note_start(self, digest: str) -> None:
@@ -31,11 +32,15 @@ class Restarts:
         if digest != self._digest:
             self._backoff.reset()
 
+    def note_planned_end(self, served_s: float) -> None:
+        """Note that the daemon ends a worker, for example to free memory, after the worker served for `served_s`."""
+        self._served_s += served_s
+
     def note_crash(self, digest: str, served_s: float = 0.0) -> None:
         """Note that a worker with the version `digest` ended, after it served for `served_s`."""
-        if served_s > STABLE_S or digest != self._digest:
+        if self._served_s + served_s > STABLE_S or digest != self._digest:
             self._backoff.reset()
-        self._digest = digest
+        self._digest, self._served_s = digest, 0.0
         self._backoff.failed()
 
     @property

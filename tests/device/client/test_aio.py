@@ -401,6 +401,10 @@ def test_a_request_waits_for_a_model_until_its_deadline(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="loaded"):
             await asking.infer("echo", ITEM, timeout_s=WAIT_S_MAX)
 
+    async def refused(asking: AsyncClient) -> None:
+        with pytest.raises(Unavailable, match="loaded"):  # not a time-out, which would hide this reason
+            await asking.infer("echo", ITEM, timeout_s=0.3)
+
     async def mute(asking: AsyncClient) -> None:
         with pytest.raises(DeadlineExceeded):
             await asking.infer("echo", ITEM, timeout_s=0.1)
@@ -410,6 +414,8 @@ def test_a_request_waits_for_a_model_until_its_deadline(tmp_path: Path) -> None:
     against(
         tmp_path, hasty, loading(0.05), loading(WAIT_S_MAX)
     )  # the second pause is longer than the time that is left
+    (tmp_path / "false.sock").unlink()
+    against(tmp_path, refused, loading(0.05), [b""])
     (tmp_path / "false.sock").unlink()
     against(tmp_path, mute, [b""])
 
@@ -424,6 +430,18 @@ def test_a_session_that_closes_ends_its_request_in_progress(tmp_path: Path) -> N
                 await asyncio.wait_for(request, WAIT_S_MAX)
 
     with false_daemon(tmp_path, [WELCOME_FRAME, b""]) as path:
+        run(ask(path))
+
+
+def test_a_session_refuses_a_second_request_while_one_is_in_progress(tmp_path: Path) -> None:
+    async def ask(path: Path) -> None:
+        async with AsyncClient(path) as one, one.session("echo") as session:
+            first, second = await asyncio.gather(session.infer(ITEM), session.infer(ITEM), return_exceptions=True)
+            assert isinstance(first, dict)
+            assert isinstance(second, RequestError)
+            assert "send one request at a time" in str(second)
+
+    with false_daemon(tmp_path, [WELCOME_FRAME, RESULT]) as path:
         run(ask(path))
 
 

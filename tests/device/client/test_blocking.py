@@ -166,6 +166,37 @@ def test_a_request_of_a_session_that_moves_ends_at_its_time_out(tmp_path: Path) 
         assert time.monotonic() - began_s < 1.5
 
 
+def test_a_time_out_during_a_retry_gives_the_reason_of_the_retry(tmp_path: Path) -> None:
+    loading = wire.error_frame(Unavailable("it is being loaded", retry_after_s=0.05))
+    with (
+        false_daemon(tmp_path, [loading], [b""]) as path,
+        Client(path) as client,
+        pytest.raises(Unavailable, match="it is being loaded"),
+    ):
+        client.infer("echo", ITEM, timeout_s=0.3)
+
+
+def test_a_session_refuses_the_request_of_a_second_thread_and_a_copy(
+    quick: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick.put(model="turns", op="add", state_id="v1")
+    with quick.client() as client, client.session("turns") as stream:
+        request = stream._connection.request
+
+        def during_a_request(*args: Any) -> Any:
+            with pytest.raises(RequestError, match="another request of this session is in progress"):
+                stream.infer(ITEM)
+            return request(*args)
+
+        monkeypatch.setattr(stream._connection, "request", during_a_request)
+        assert stream.infer(ITEM)["y"].shape == ITEM.shape
+        for copied in (pickle.dumps, copy.copy):
+            with pytest.raises(TypeError, match="start a session in the other process"):
+                copied(stream)
+        with pytest.raises(TypeError, match="start a session in the other process"):
+            pickle.dumps(AsyncClient(quick.socket).session("turns"))
+
+
 def test_a_request_after_an_answer_and_a_moved_frame_in_one_piece_goes_to_the_new_worker(tmp_path: Path) -> None:
     """The old worker is still connected, but it reads no further request."""
     leaves = [WELCOME_FRAME, RESULT + wire.json_frame(wire.MOVED, {}), b""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,22 @@ from edgert.client.model_interface import ModelInterface
 from edgert.errors import RequestError
 
 
+class Tensor:
+    """Like a PyTorch tensor that NumPy cannot read."""
+
+    def __array__(self) -> None:
+        raise RuntimeError("it requires grad.")
+
+
 @pytest.mark.parametrize(
     ("shape", "given", "says"),
     [
         ([1, 4], np.zeros((3, 4), np.float32), r"takes FP32 \[1, 4\], got FP32 \[3, 4\]; send 1 item a request$"),
         ([-1, 4], np.zeros((3, 5), np.float32), r"takes FP32 \[-1, 4\], got FP32 \[3, 5\] \(-1: any length\)$"),
         ([-1, 4], [[1, 2], [3]], r"^the input is not an array: .*inhomogeneous.*; give values of one shape and dtype$"),
+        ([-1, 4], Tensor(), r"^the input is not an array: it requires grad; give values of one shape and dtype$"),
+        ([-1, 4], Path("cat.jpg"), r"^the input is a \w+Path, not an array: give numbers, or the bytes of a file$"),
+        ([-1, 4], None, r"^the input is a NoneType, not an array"),
         ([-1, 4], {"y": [1]}, r"takes inputs \['x'\], got \['y'\]: send these names and no others$"),
     ],
 )

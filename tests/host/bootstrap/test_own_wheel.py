@@ -48,6 +48,7 @@ def test_the_wheel_of_edgert_contains_both_packages_and_the_profiles(
     names = zipfile.ZipFile(wheel).namelist()
     assert wheel.name.startswith(f"edgert-{edgert.__version__}-py3-none-any")
     assert "edgert/versions/install.py" in names
+    assert "edgert/py.typed" in names  # without this file, type checkers ignore the annotations
     assert "edgert_deploy/devices/systemd/edgertd.service" in names
     assert {"edgert_deploy/bootstrap/on_device/runtime.sh", "edgert_deploy/bootstrap/on_device/uninstall.sh"} <= set(
         names

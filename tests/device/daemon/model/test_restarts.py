@@ -45,6 +45,20 @@ def test_the_crashes_are_forgotten_after_a_stable_worker_and_for_another_version
     assert restarts.crashes == 0
 
 
+def test_the_time_of_workers_that_ended_as_planned_counts_until_the_next_crash() -> None:
+    """A model that other models displace again and again has only short-lived workers."""
+    restarts = World().restarts
+    for _ in range(2):
+        restarts.note_crash("d")
+        restarts.note_planned_end(STABLE_S / 2)
+    assert restarts.crashes == 2
+    restarts.note_planned_end(STABLE_S / 2)
+    restarts.note_crash("d", served_s=1.0)
+    assert restarts.crashes == 1
+    restarts.note_crash("d", served_s=1.0)
+    assert restarts.crashes == 2
+
+
 def test_a_worker_is_started_once_after_the_pause_unless_the_restart_is_cancelled() -> None:
     world = World()
     world.restarts.note_crash("d")
