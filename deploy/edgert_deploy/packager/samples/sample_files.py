@@ -66,8 +66,17 @@ def check_form(where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any)
     ):
         want = ", ".join(["samples", *("any" if n == -1 else str(n) for n in spec.item_shape)])
         raise CalibrationInvalid(
-            f"array {spec.name!r} of {where} has shape {list(shape)}; the model takes [{want}]{_order_advice(spec, shape)}"
+            f"array {spec.name!r} of {where} has shape {list(shape)}; the model takes [{want}]"
+            f"{_batch_advice(spec, shape) or _order_advice(spec, shape)}"
         )
+
+
+def _batch_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:
+    """Return the advice for an array with one axis more than the model takes, else ""."""
+    if len(shape) != len(spec.shape) + 1 or shape[1] == 1 or shape[2:] != spec.item_shape:
+        return ""
+    lengths = ",".join(map(str, (1, *shape[1:])))
+    return f". If axis 0 of the model's input is not the batch, give --input {spec.name}={lengths}"
 
 
 def _order_advice(spec: TensorSpec, shape: tuple[int, ...]) -> str:

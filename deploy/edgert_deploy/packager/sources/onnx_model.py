@@ -24,6 +24,7 @@ from edgert_deploy.packager.processes.sandbox import Answer, Progress
 from edgert_deploy.packager.sources.batch_check import check_samples_are_independent
 from edgert_deploy.packager.sources.formats.external_data import embed, files_of
 from edgert_deploy.packager.sources.onnx_graph.axes import (
+    add_batches,
     drop_unread_inputs,
     drop_weight_inputs,
     fix_batch,
@@ -177,10 +178,12 @@ def _rewrite(
         | state_one_sided(proto)
         | standardize_weights(proto)
     )
-    resized, remarks = set_lengths(proto, request.get("shapes") or {})
+    shapes = request.get("shapes") or {}
+    added = add_batches(proto, shapes)
+    resized, remarks = set_lengths(proto, shapes)
     changed |= resized
     replaced += remarks
-    remarks += unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
+    remarks += added + unwrap_maps(proto) + widen_half(proto) + move_input_batches(proto)
     progress(f"onnxruntime {sdk().__version__} computed the conditions of the model's If nodes")
     changed |= drop_infinite_bounds(proto) | inline_known_branches(proto) | flatten_conditions(proto)
     changed |= reshape_whole_lookups(proto)

@@ -171,10 +171,12 @@ def _shape(name: str, dims: Any) -> tuple[int, ...]:
         raise SourceInvalid(f"input {name!r} has {len(dims)} axes; an input has at most {MAX_RANK}, the batch included")
     lengths = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in dims]
     if lengths[0] not in (-1, 1):
-        image = len(lengths) == 4
-        resized = f"for images, give other lengths as {option_for(name, dims)}; or " if image else ""
+        with_batch = f"--input {name}=1,{lengths[0]}{option_for(name, dims).partition('=1')[2]}"
+        advice = f"if the model has no batch, give it a batch axis of 1: {with_batch}; or "
+        if len(lengths) == 4:
+            advice = f"for images, give other lengths as {option_for(name, dims)}; or "
         raise SourceInvalid(
-            f"axis 0 of input {name!r} {described(dims)} has {lengths[0]} elements, so it is not the batch: {resized}export the "
+            f"axis 0 of input {name!r} {described(dims)} has {lengths[0]} elements, so it is not the batch: {advice}export the "
             "model with the batch as axis 0, open (dynamic) or of length 1, or give the batch's axis the name of axis 0 of another input or of an output"
         )
     return tuple(lengths)

@@ -11,13 +11,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgert.errors import SourceInvalid
-from edgert_deploy.packager.sources.onnx_graph.nodes import graphs_of, nodes_of, refill
+from edgert_deploy.packager.sources.onnx_graph.nodes import copy_of, graphs_of, nodes_of, refill
 from edgert_deploy.packager.sources.onnx_graph.structure import opset_of
 
 IR_OF_WEIGHTS_ALONE = 4  # the first IR in which weights need not be inputs
 OPSET_OF_AXES = 13  # the first opset in which Unsqueeze reads its axes from an input
 # A node that is added at an input or output connects it to an inner value, whose name has this suffix.
 SUFFIX = "/edgert_batch_inside"
+
+
+def add_batches(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
+    """Add a batch axis of 1 to every input if `shapes` gives one; return a remark for each.
+
+    `shapes` (name -> lengths) gives it with one axis more than the model's input has, a 1 in front. Examples of models
+    without a batch are graphs of atoms, clouds of points, and detectors that take one image [3, H, W].
+    """
+    values = [value for value in model_inputs(proto) if value.type.tensor_type.shape.dim]
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in values}
+    # Two ones in front are a mistake: axis 0 of the model is the batch, too.
+    if not any(len(given) == ranks.get(name, -1) + 1 and given[0] == 1 != given[1] for name, given in shapes.items()):
+        return ()
+    remarks = []
+    for value in values:
+        dims = value.type.tensor_type.shape.dim
+        before, inner = described(dims), str(value.name + SUFFIX)
+        rename(proto.graph, value.name, inner)
+        refill(dims, [copy_of(dims[0]), *dims])
+        _set(dims[0], 1)
+        refill(proto.graph.node, [_on_batch_axis(proto, "Squeeze", value.name, inner, inner), *proto.graph.node])
+        remarks.append(f"input {value.name!r} {before} is taken as {described(dims)}: with a batch axis added")
+    forget_shapes(proto)
+    return tuple(remarks)
 
 
 def set_lengths(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[bool, tuple[str, ...]]:
@@ -269,7 +293,7 @@ def _set_axes(name: str, dims: Any, lengths: Sequence[int], batches: set[str]) -
         if is_open(dim) and (axis == 0 or _may_be_batch(dims, axis, batches)):
             if length != 1:
                 raise SourceInvalid(
-                    f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1"
+                    f"--input {name}={_text(lengths)}: axis {axis} is the batch, which stays open; give it as 1{_without_batch(axis, name, lengths)}"
                 )
         elif is_open(dim):
             if dim.dim_param not in ("", "?"):
@@ -279,6 +303,13 @@ def _set_axes(name: str, dims: Any, lengths: Sequence[int], batches: set[str]) -
             _set(dim, length)
             replaced = True
     return named, replaced
+
+
+def _without_batch(axis: int, name: str, lengths: Sequence[int]) -> str:
+    """Return the advice for a model whose axis 0 is not the batch."""
+    if axis:
+        return ""
+    return f". If the model has no batch, put a batch axis of 1 in front: --input {name}=1,{_text(lengths)}"
 
 
 def _make_constant(proto: Any, value: Any, number: float) -> None:
@@ -320,17 +351,20 @@ def _move_output(proto: Any, value: Any, axis: int, rank: int) -> None:
 
 
 def _add_batch(proto: Any, value: Any, rank: int) -> None:
+    inner = _inner(proto, value, rank + 1)
+    proto.graph.node.append(_on_batch_axis(proto, "Unsqueeze", inner, value.name, inner))
+
+
+def _on_batch_axis(proto: Any, operator: str, source: str, result: str, name: str) -> Any:
+    """Return a Squeeze or an Unsqueeze of axis 0, named `name`."""
     import numpy as np
     from onnx import helper, numpy_helper
 
-    inner = _inner(proto, value, rank + 1)
-    axes = f"{inner}/axes"
     if opset_of(proto) < OPSET_OF_AXES:
-        node = helper.make_node("Unsqueeze", [inner], [value.name], name=inner, axes=[0])
-    else:
-        proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), axes))
-        node = helper.make_node("Unsqueeze", [inner, axes], [value.name], name=inner)
-    proto.graph.node.append(node)
+        return helper.make_node(operator, [source], [result], name=name, axes=[0])
+    axes = f"{name}/axes"
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), axes))
+    return helper.make_node(operator, [source, axes], [result], name=name)
 
 
 def _inner(proto: Any, value: Any, rank: int) -> str:

@@ -40,6 +40,12 @@ def examined(text: str, **shapes: Sequence[float]) -> tuple[dict[str, Any], byte
     return examine({"name": "m.onnx", "shapes": shapes}, model(text).SerializeToString(), lambda *words: None)
 
 
+def answers(data: bytes, sample: dict[str, Any]) -> list[Any]:
+    import onnxruntime
+
+    return list(onnxruntime.InferenceSession(data).run(None, sample))
+
+
 def shapes_of(answer: dict[str, Any], kind: str) -> list[list[int]]:
     return [spec["shape"] for spec in answer[kind]]
 
@@ -85,12 +91,48 @@ def test_axes_with_the_name_question_mark_are_not_taken_for_one_axis() -> None:
     [
         ({"image": [1, 3, 8, 8]}, "no such input; it has 'images'"),
         ({"images": [1, 3, 8]}, r"gives 3 axes, but the model's input has 4: \[batch, 3, height, width\]"),
-        ({"images": [4, 3, 8, 8]}, "axis 0 is the batch"),
+        ({"images": [1, 1, 3, 8, 8]}, "gives 5 axes"),
+        ({"images": [4, 3, 8, 8]}, "axis 0 is the batch.* no batch, .*: --input images=1,4,3,8,8"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(shapes: dict[str, list[int]], says: str) -> None:
     with pytest.raises(SourceInvalid, match=says):
         examined(CAMERA, **shapes)
+
+
+GRAPH = """
+    agraph (float[atoms, 3] place, int64[atoms] kind, int64[2, edges] edge) => (float energy, float[edges, 3] length)
+    { zero = Constant <value = int64 {0}> ()  one = Constant <value = int64 {1}> ()
+      from = Gather (edge, zero)  to = Gather (edge, one)  a = Gather (place, from)  b = Gather (place, to)
+      length = Sub (a, b)  kinds = Cast <to = 1> (kind)  sum = ReduceSum <keepdims = 0> (kinds)
+      square = ReduceSumSquare <keepdims = 0> (length)  energy = Add (sum, square) }
+"""
+
+
+def test_a_model_without_a_batch_gets_a_batch_axis_of_1_where_the_lengths_have_a_1_in_front() -> None:
+    """Example: graph networks, whose inputs have the axes atoms and edges, but no batch."""
+    with pytest.raises(SourceInvalid, match="--input edge=1,2,EDGES"):
+        examined(GRAPH, place=[1, 4, 3])
+    answer, data = examined(GRAPH, place=[1, 4, 3], edge=[1, 2, 5])
+    assert shapes_of(answer, "inputs") == [[1, 4, 3], [1, 4], [1, 2, 5]]
+    assert shapes_of(answer, "outputs") == [[1], [1, 5, 3]]
+    assert "input 'kind' [atoms] is taken as [1, atoms]: with a batch axis added" in answer["remarks"]
+    rng = np.random.default_rng(0)
+    sample: dict[str, Any] = {
+        "place": rng.standard_normal((4, 3), np.float32),
+        "kind": np.arange(4),
+        "edge": rng.integers(0, 4, (2, 5)),
+    }
+    want = answers(model(GRAPH).SerializeToString(), sample)
+    for got, wanted in zip(answers(data, {k: v[None] for k, v in sample.items()}), want, strict=True):
+        np.testing.assert_array_equal(got[0], wanted)
+
+
+def test_the_error_for_a_fixed_input_without_a_batch_names_the_option_that_adds_one() -> None:
+    text = "agraph (float[16, 3] points) => (float[16, 3] out) { out = Relu(points) }"
+    with pytest.raises(SourceInvalid, match="no batch, give it a batch axis of 1: --input points=1,16,3; or"):
+        examined(text)
+    assert shapes_of(examined(text, points=[1, 16, 3])[0], "outputs") == [[1, 16, 3]]
 
 
 SMALL = """
