@@ -21,7 +21,7 @@ SUFFIX = "/edgert_batch_inside"
 
 
 def add_batches(proto: Any, shapes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
-    """Add a batch axis of length 1 in front of every input if `shapes` gives one; return remarks.
+    """Add a batch axis of 1 to every input if `shapes` gives one; return a remark for each.
 
     `shapes` (name -> lengths) gives it with one axis more than the model's input has, a 1 in front. Examples of models
     without a batch are graphs of atoms, clouds of points, and detectors that take one image [3, H, W].
