@@ -63,12 +63,14 @@ def main() -> int:
         return 130
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"\nDone in {time.monotonic() - began:.0f} s; nothing is left running. {NEXT}")
+    print(
+        f"\nDone in {time.monotonic() - began:.0f} s; nothing is left running. {NEXT.format(venv=shlex.quote(os.path.relpath(sys.prefix)))}"
+    )
     return 0
 
 
 NEXT = """Try it by hand:
-  source .venv/bin/activate
+  source {venv}/bin/activate
   edgert keys new                                    # once
   edgert build --init your.onnx                      # writes your.toml: edit it
   edgert build your.toml

@@ -84,16 +84,17 @@ class RemoteDaemon:
             signalled = result.exit_code < 0 or result.exit_code > SIGNALLED
             return (DaemonCrashed if signalled else DeviceError)(f"{name}: {result.failure_text()}")
         message = str(reported.get("message", ""))
+        sentence = message.removesuffix(".")  # the messages of click end with a full stop
         if reported["code"] == NotBootstrapped.code:
             return NotBootstrapped(advice)
         if reported["code"] == USAGE_CODE:
             return DeviceError(
-                f"{name}: its edgertd refuses a command of this host's edgert: {message}. It has another version of edgert: "
+                f"{name}: its edgertd refuses a command of this host's edgert: {sentence}. It has another version of edgert: "
                 f"upgrade it with edgert bootstrap {name} --upgrade"
             )
         if reported["code"] == DaemonUnreachable.code:  # the advice in `message` is for a shell on the device
             return DaemonUnreachable(
-                f"{name}: {message}. On this host, edgert logs {name} shows why, and edgert bootstrap {name} starts a "
+                f"{name}: {sentence}. On this host, edgert logs {name} shows why, and edgert bootstrap {name} starts a "
                 "stopped daemon"
             )
         cls = by_code(str(reported["code"]))

@@ -139,6 +139,12 @@ def check(transport: Transport, device: Device, unit: Unit) -> None:
             raise DeviceError(
                 f"{device.name}: useradd and runuser are missing. Install the packages passwd and util-linux on the device"
             )
+        can_write = transport.run(["sh", "-c", _CAN_WRITE, "sh", USER, unit.path], QUICK_S_MAX)
+        if not can_write.ok:
+            raise DeviceError(
+                f"{device.name}: {can_write.stdout.strip()} cannot be written by root: it is read-only. Nothing was sent. Make "
+                "it writable, or bootstrap with --service monitor"
+            )
         return
     done = transport.run(["sh", "-c", _LINGER, "sh", device.home], QUICK_S_MAX)
     if not done.ok:
@@ -203,6 +209,12 @@ done
 exit 1
 """
 _CAN_MAKE_USER = 'command -v runuser && { id -u "$1" || command -v useradd; }'
+# Writes change only what is missing: a device with an account and a unit may have a read-only /etc.
+_CAN_WRITE = """
+writable() { test -w "$1" || { echo "$1"; exit 1; }; }
+id -u "$1" >/dev/null 2>&1 || writable /etc
+test -e "$2" || writable "$(dirname "$2")"
+"""
 # Without polkit, only root may enable lingering. Then loginctl would refuse this call, even if lingering is on already.
 _LINGER = """
 test -e "/var/lib/systemd/linger/$(id -un)" || { loginctl enable-linger && printf 'linger\\n' >>"$1/receipt"; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def model_file_text(source: SourceModel, given: Mapping[str, Any], targets: Sequ
     folder, detector = source.path.parent, _is_detector(source)
     classes = None if detector else next((s.shape[1] for s in source.outputs if s.ranks_classes), None)
     lines = [
-        f"# How to build {source.path.name}: edgert build {source.path.with_suffix(SUFFIX).name}",
+        f"# How to build {source.path.name}: edgert build {shlex.quote(source.path.with_suffix(SUFFIX).name)}",
         "# The keys are the options of edgert build. Paths are relative to this folder. Options on the command line override the file.",
         "",
         *(f"# input   {spec.name} {spec.form}: {_kind(spec)}" for spec in source.inputs),

@@ -92,6 +92,10 @@ def test_init_writes_a_model_file_that_builds(shell_here: Shell) -> None:
     assert (done.returncode, "--init --force" in done.stderr) == (4, True)
     done = shell_here("build", "--init", "--force", "digits.onnx", "--labels", "labels.txt")
     assert (done.returncode, "--init does not use --labels" in done.stderr) == (2, True)
+    shutil.copy(DIGITS / "digits.onnx", shell_here.folder / "my digits.onnx")
+    done = shell_here("build", "--init", "my digits.onnx")
+    assert done.stdout == "my digits.toml: edit it, then run edgert build 'my digits.toml'\n"
+    assert "edgert build 'my digits.toml'" in (shell_here.folder / "my digits.toml").read_text().splitlines()[0]
     done = shell_here("build", "--init", "--force", "digits.onnx", "--convert-with", "tf/bin/python")
     assert done.stdout.endswith("run edgert build digits.toml --convert-with tf/bin/python\n")
     assert (shell_here.folder / "digits.toml").read_text() == text

@@ -20,7 +20,8 @@ from edgert.errors import DeviceError
 from edgert.state_dir import StateDir
 from edgert_deploy.devices.facts import MachineFacts
 from edgert_deploy.devices.inventory import Device
-from edgert_deploy.devices.service import _GIVE_TO_USER, Unit, unit_for
+from edgert_deploy.devices.service import _GIVE_TO_USER, Unit, check, unit_for
+from edgert_deploy.devices.transports.local import LocalTransport
 from tests.support.devices import WAIT_S_MAX, a_device
 from tests.support.machines import PI_4
 
@@ -137,6 +138,26 @@ def test_the_daemon_reports_ready_and_then_pings_and_then_reports_its_stop() -> 
             daemon.kill()
         assert said.count(b"READY=1") == 1
         assert said.count(b"WATCHDOG=1") >= 3
+
+
+# --- before anything is sent ------------------------------------------------------------------------
+
+
+@needs_root
+def test_a_read_only_system_is_refused_unless_it_has_the_unit_already(tmp_path: Path) -> None:
+    unit = replace(system_unit(), path=os.fspath(tmp_path / "edgertd.service"))
+    if subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=False).returncode:
+        pytest.skip("needs to mount a file system: run outside of a restricted container")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
+        with pytest.raises(DeviceError, match=f"{tmp_path} cannot be written by root.*--service monitor"):
+            check(LocalTransport(BOARD), BOARD, unit)
+        subprocess.run(["mount", "-o", "remount,bind,rw", tmp_path], check=True)
+        Path(unit.path).touch()
+        subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
+        check(LocalTransport(BOARD), BOARD, unit)
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
 # --- the user of the service ------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -65,5 +66,6 @@ def write_new_model_file(model: Path, options: BuildOptions, force: bool, as_jso
     with work_folder():
         path = write_model_file(load_source(model, options.conversion()), force, kept, targets)
     # A team shares the model file. The path of --convert-with exists only on this machine, so the file omits it.
-    again = f" --convert-with {options.convert_with}" if options.convert_with else ""
-    emit({"model_file": str(path)}, f"{path}: edit it, then run edgert build {path}{again}", as_json)
+    again = ("--convert-with", str(options.convert_with)) if options.convert_with else ()
+    command = shlex.join(["edgert", "build", str(path), *again])
+    emit({"model_file": str(path)}, f"{path}: edit it, then run {command}", as_json)

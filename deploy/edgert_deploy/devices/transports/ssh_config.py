@@ -164,7 +164,7 @@ def _private_key(path: Path, changed_ns: tuple[int, ...]) -> paramiko.PKey | Non
     # comment. ssh-keygen rewrites the file in OpenSSH's format when it sets a comment.
     except paramiko.SSHException as error:
         raise ConfigInvalid(
-            f"identity {path} has a format that EdgeRT cannot read; convert it: ssh-keygen -c -C edgert -f {path}"
+            f"identity {path} has a format that EdgeRT cannot read; convert it: ssh-keygen -c -C edgert -f {shlex.quote(str(path))}"
         ) from error
 
 
