@@ -97,8 +97,10 @@ settings.register_profile(
 settings.load_profile("edgert")
 stop_reporting()  # before a test imports a vendor's SDK
 
-# Each process of pytest imports all tests: the garbage collector would search them again and again.
+# Each process of pytest imports all tests: the garbage collector would search them again and again. After that, tests
+# that parse all files would still start it thousands of times.
 gc.disable()
+gc.set_threshold(50_000, 20, 100)
 
 # A background shell starts programs that ignore Ctrl-C, and the programs of the tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -12,6 +12,7 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def cache_key(inputs: str, spec: BuildSpec, recipe: Recipe | None = None) -> str
         "float_layers": _as_json(spec.float_layers),
         "recipe": _as_json(recipe) if recipe else spec.recipe,
         "profile": {k: v for k, v in asdict(spec.profile).items() if k not in DEVICE_FIELDS},
-        "edgert": [__version__, code_digest(CODE)],
+        "edgert": [__version__, _own_code()],
         "libraries": {name: _version(name) for name in builder_for(spec.engine).libraries},
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -75,6 +76,13 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any] | None]) -> str:
     return digest.hexdigest()
 
 
+@cache
+def _own_code() -> str:
+    """Return the digest of the packager's code. A build asks for dozens of keys, so read the code once."""
+    return code_digest(CODE)
+
+
+@cache
 def _version(library: str) -> str:
     try:
         return importlib.metadata.version(library)
