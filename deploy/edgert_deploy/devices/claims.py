@@ -256,12 +256,10 @@ def _script(device: Device, transport: Transport, words: Sequence[str]) -> Resul
 
 def check_recordable() -> None:
     """Raise ConfigInvalid if this host cannot record its claims, without which it can change no device."""
-    try:
+    with _writing(ConfigInvalid):
         _folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=_folder()) as file:
             file.write(b"0")
-    except OSError as error:
-        raise ConfigInvalid(_unwritable(error)) from error
 
 
 @contextmanager

@@ -151,7 +151,9 @@ def _check_key(report: Report, path: Path) -> None:
             "signing key", f"the private and the public key of {name} do not match", "restore both from your backup"
         )
     elif others_may_use(path):
-        report.fail("signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {shlex.quote(str(path))}")
+        report.fail(
+            "signing key", f"other users can read {path} (mode {mode:o})", f"chmod 600 {shlex.quote(str(path))}"
+        )
     elif shared.exists() and read_public_key(shared).key_id != key.public.key_id:
         text = f"{name} is another key than {shared}: devices that trust the project's key refuse bundles signed with {name}"
         report.warn(
