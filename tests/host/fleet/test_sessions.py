@@ -111,7 +111,7 @@ def test_a_recorder_that_is_killed_repeatedly_stores_each_report_exactly_once(
     wait_until(lambda: rows() == sent, "all that was sent is stored")
     assert "not understood" in recording.stop()
     assert rows() == sent
-    words = ["--store", str(store), "--window", "2h", "--by", "version", "--percentiles", "50,95,99", "--json"]
+    words = ["--store", str(store), "--period", "2h", "--by", "version", "--percentiles", "50,95,99", "--json"]
     asked = CliRunner().invoke(query, words, catch_exceptions=False)
     answers = {group["version"]: group for group in json.loads(asked.stdout)["groups"]}
     for version, answer in answers.items():

@@ -34,8 +34,8 @@ NAMED_MAX = 5  # the maximum number of devices that a warning names
 @click.command()
 @store_option
 @click.option(
-    "--window",
-    "window_s",
+    "--period",
+    "period_s",
     type=Duration(60),
     default="1h",
     show_default=True,
@@ -70,7 +70,7 @@ NAMED_MAX = 5  # the maximum number of devices that a warning names
 @json_option
 def query(
     store_url: str,
-    window_s: float,
+    period_s: float,
     until_s: float,
     step_s: float | None,
     by: str,
@@ -99,11 +99,11 @@ def query(
     \b
     Examples:
       edgert fleet query --model digits
-      edgert fleet query --model digits --window 1h --by version,profile --percentiles 50,95,99
-      edgert fleet query --window 7d --by device --site plant-a --store postgresql://ops@db/fleet
-      edgert fleet query --model digits --window 24h --step 1h --by version --json
-      edgert fleet query --model digits --window 7d --by profile --stages
-      edgert fleet query --window 7d --step 1h --by model,version --buckets --csv > week.csv
+      edgert fleet query --model digits --period 1h --by version,profile --percentiles 50,95,99
+      edgert fleet query --period 7d --by device --site plant-a --store postgresql://ops@db/fleet
+      edgert fleet query --model digits --period 24h --step 1h --by version --json
+      edgert fleet query --model digits --period 7d --by profile --stages
+      edgert fleet query --period 7d --step 1h --by model,version --buckets --csv > week.csv
     """
     now_ms = wall_ms()
     until_ms = now_ms - int(until_s * 1000)
@@ -112,7 +112,7 @@ def query(
     if step_s is not None and step_s % 60:
         raise ConfigInvalid(f"--step {duration_text(step_s)} is not a number of whole minutes: give 1m, 15m or 1h")
     question = Question(
-        since_ms=until_ms - int(window_s * 1000),
+        since_ms=until_ms - int(period_s * 1000),
         until_ms=until_ms,
         by=dimensions_of(by),
         where={name: value for name, value in {**only, "version": version_}.items() if value},

@@ -180,7 +180,7 @@ class History:
 
         def compute() -> tuple[list[dict[str, Any]], dict[str, int]]:
             since_ms, until_ms = period.bounds_ms(self._wall_ms())
-            until_ms += AHEAD_MAX_MS if period.window_ms else 0
+            until_ms += AHEAD_MAX_MS if period.length_ms else 0
             events = self._query.events(since_ms, until_ms, limit + 1, named)
             events = [report for report in events if where.get("version") in (None, report.get("model_version"))]
             return events, self._query.event_types(since_ms, until_ms, untyped)

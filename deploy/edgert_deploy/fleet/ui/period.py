@@ -11,7 +11,7 @@ from edgert.errors import ConfigInvalid
 from edgert_deploy.fleet.store.batch import HOUR_MIN, MINUTE_MS
 from edgert_deploy.fleet.store.store import FINE_HOURS
 
-WINDOW_DEFAULT = "1h"
+LENGTH_DEFAULT = "1h"
 LEAST_S, MOST_S = 300, 400 * 86_400
 STEPS_MIN = (1, 5, 15, 60, 240, 720, 1440, 4320)  # minutes
 STEPS_MAX = 180
@@ -20,20 +20,20 @@ FRESH_SHARE = 1 / 30  # an answer is fresh for this share of a step
 
 @dataclass(frozen=True)
 class Period:
-    """A period: the last `window_ms`. If `window_ms` is 0, from `since_ms` to `until_ms` (ms since 1970)."""
+    """A period: the last `length_ms`. If `length_ms` is 0, from `since_ms` to `until_ms` (ms since 1970)."""
 
-    window_ms: int = 0
+    length_ms: int = 0
     since_ms: int = 0
     until_ms: int = 0
 
     @classmethod
     def parse(cls, parameters: Mapping[str, str]) -> Period:
-        """Read `window`, or `from` and `to`. Raises ConfigInvalid."""
-        window, since, until = (parameters.get(name, "") for name in ("window", "from", "to"))
+        """Read `period`, the length of time until now, or `from` and `to`. Raises ConfigInvalid."""
+        length, since, until = (parameters.get(name, "") for name in ("period", "from", "to"))
         if not since and not until:
-            return cls(_checked(duration_s(window or WINDOW_DEFAULT)))
-        if window:
-            raise ConfigInvalid("a period is `window`, or `from` and `to`: give either form, not both")
+            return cls(_checked(duration_s(length or LENGTH_DEFAULT)))
+        if length:
+            raise ConfigInvalid("give either `period`, or `from` and `to`")
         if not since or not until:
             raise ConfigInvalid(f"a period has `from` and `to`: give `{'to' if since else 'from'}`, too")
         since_ms, until_ms = _moment_ms("from", since), _moment_ms("to", until)
@@ -42,11 +42,11 @@ class Period:
 
     @property
     def minutes(self) -> float:
-        return (self.window_ms or self.until_ms - self.since_ms) / MINUTE_MS
+        return (self.length_ms or self.until_ms - self.since_ms) / MINUTE_MS
 
     def bounds_ms(self, now_ms: int) -> tuple[int, int]:
         """Return the beginning and the end."""
-        return (now_ms - self.window_ms, now_ms) if self.window_ms else (self.since_ms, self.until_ms)
+        return (now_ms - self.length_ms, now_ms) if self.length_ms else (self.since_ms, self.until_ms)
 
     def step_min(self, now_ms: int, minutes_from_ms: int | None) -> int:
         """Return the shortest step, in minutes, that divides the period into at most STEPS_MAX steps.
@@ -60,14 +60,14 @@ class Period:
         return next(step for step in STEPS_MIN if step >= least and self.minutes / step <= STEPS_MAX)
 
     def stepped_ms(self, now_ms: int, step_min: int) -> tuple[int, int]:
-        """Return the beginning and the end, at whole steps. The last step of a window is the present step.
+        """Return the beginning and the end, at whole steps. A period until now ends with the present step.
 
         A period that begins more than FINE_HOURS ago begins and ends at whole hours, as in the store.
         """
         step_ms = step_min * MINUTE_MS
-        if self.window_ms:
+        if self.length_ms:
             until_ms = (now_ms // step_ms + 1) * step_ms
-            return until_ms + -self.window_ms // step_ms * step_ms, until_ms
+            return until_ms + -self.length_ms // step_ms * step_ms, until_ms
         grain_ms = max(step_ms, HOUR_MIN * MINUTE_MS) if self._is_old(now_ms) else step_ms
         return self.since_ms // grain_ms * grain_ms, -(-self.until_ms // grain_ms) * grain_ms
 

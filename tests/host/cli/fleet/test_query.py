@@ -33,7 +33,7 @@ def test_the_command_prints_groups_as_a_table_and_as_json(url: str, monkeypatch:
     sent = fast.info() + slow.info() + fast.window(NOW_MS - 1, [1.0] * 99 + [9.0]) + slow.window(NOW_MS - 1, [7.0])
     record(url, sent)
     monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
-    words = ("--model", "digits", "--window", "1h", "--by", "version,profile", "--percentiles", "50,95,99.9")
+    words = ("--model", "digits", "--period", "1h", "--by", "version,profile", "--percentiles", "50,95,99.9")
     table = cli(url, *words)
     assert table.exit_code == 0, table.output
     heading, first, second = (line.split() for line in table.stdout.splitlines())
@@ -52,10 +52,10 @@ def test_an_answer_states_the_whole_minutes_that_it_covers(url: str, monkeypatch
     assert re.match(r"the store \S+ has no reports yet", cli(url).stderr)
     record(url, Pi("pi-1").window(NOW_MS - 1, [1.0] * 120))
     monkeypatch.setattr("time.time_ns", lambda: (NOW_MS + 30_000) * 1_000_000)
-    answer = json.loads(cli(url, "--window", "1m", "--json").stdout)
+    answer = json.loads(cli(url, "--period", "1m", "--json").stdout)
     assert (answer["since_ms"], answer["until_ms"]) == (NOW_MS - 60_000, NOW_MS + 60_000)
     assert answer["groups"][0]["rate_per_s"] == 1.0  # 120 requests in these two minutes
-    assert "at least 1m" in cli(url, "--window", "30s").output
+    assert "at least 1m" in cli(url, "--period", "30s").output
 
 
 def test_missing_reports_and_old_reports_and_unsynchronized_clocks_are_reported_with_the_answer(
@@ -159,7 +159,7 @@ def test_a_percentile_is_taken_at_its_exact_rank(tmp_path: Path, monkeypatch: py
         (("--percentiles", "1e-999999999"), "such as 50,95,99.9"),
         (("--percentiles", "many"), "such as 50,95,99.9"),
         (("--step", "90s"), "whole minutes"),
-        (("--step", "1m", "--window", "60d"), "choose longer"),
+        (("--step", "1m", "--period", "60d"), "choose longer"),
     ],
 )
 def test_invalid_words_are_explained(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -103,13 +103,13 @@ def test_a_page_shows_the_reports_that_a_recorder_writes_to_a_shared_store(store
             return json.loads(get(port, f"/api/v1/{path}").body)
 
         wait_until(lambda: answer("devices?state=alarmed")["total"] == 1, "the device is alarmed")
-        wait_until(lambda: answer("latency?window=15m")["models"][0]["answered"] == 7, "both windows are in the curves")
-        for path in ("latency?window=7d&site=plant-a&profile=pi", "latency?window=24h&device=pi-1"):
+        wait_until(lambda: answer("latency?period=15m")["models"][0]["answered"] == 7, "both windows are in the curves")
+        for path in ("latency?period=7d&site=plant-a&profile=pi", "latency?period=24h&device=pi-1"):
             assert answer(path)["models"][0]["answered"] == 7
         wait_until(
             lambda: [each["alarm"] for each in answer("events?model=&profile=pi")["events"]] == ["temp_c"], "the event"
         )
-        assert get(port, "/api/v1/latency?window=1h&site=nowhere").status == 200
+        assert get(port, "/api/v1/latency?period=1h&site=nowhere").status == 200
 
 
 @pytest.mark.parametrize("width", [390, 1440])
@@ -165,7 +165,7 @@ def test_the_overview_is_complete_and_readable_on_every_screen(
 
 
 def test_the_effect_of_a_deployment_appears_without_a_reload(opened: Any, running: Running) -> None:
-    page = opened("?window=15m")
+    page = opened("?period=15m")
     seen(page, "r7")
     page.evaluate("window.stillHere = true")
     pi = running.fleet["press"]
@@ -230,12 +230,12 @@ def test_the_page_can_be_used_by_keyboard_and_its_address_keeps_the_view(opened:
     assert "whole time" not in page.evaluate("document.querySelector('.readout').innerText")
     page.tab.locator("button:has-text('15 min')").focus()
     page.tab.keyboard.press("Enter")
-    assert page.evaluate("location.search") == "?window=15m"
+    assert page.evaluate("location.search") == "?period=15m"
     assert page.evaluate("document.activeElement.textContent") == "15 min"
     page.tab.select_option("[data-key=filter-site]", "plant-a")
     page.tab.locator("#nav a:has-text('Devices')").focus()
     page.tab.keyboard.press("Enter")
-    assert page.evaluate("location.pathname + location.search") == "/devices?site=plant-a&window=15m"
+    assert page.evaluate("location.pathname + location.search") == "/devices?site=plant-a&period=15m"
     page.tab.locator("input[type=search]").press_sequentially("sa")
     wait_until(lambda: page.evaluate("document.querySelectorAll('tbody tr').length") == 1, "one device is left")
     page.tab.locator("tbody a").focus()
@@ -253,7 +253,7 @@ def test_the_page_can_be_used_by_keyboard_and_its_address_keeps_the_view(opened:
         ("device/plant-a/nobody", "is known here"),
         ("rollouts", "edgert rollout resume digits-1"),
         ("rollouts", "Devices that rolled back or refused digits r8"),
-        ("events?window=7d", "alarm raised"),
+        ("events?period=7d", "alarm raised"),
         ("?site=nowhere", "No device matches"),
     ],
 )

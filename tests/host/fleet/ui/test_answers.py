@@ -108,7 +108,7 @@ def test_the_openapi_file_is_valid_and_has_the_addresses_of_the_server(port: int
 @pytest.mark.parametrize(
     "asked",
     [
-        "latency", "latency?device=pi-1&window=24h", "breakdown", "breakdown?by=site&limit=1", "stages", "query",
+        "latency", "latency?device=pi-1&period=24h", "breakdown", "breakdown?by=site&limit=1", "stages", "query",
         "query?by=&step=15m&percentiles=50,99.9&buckets=1", "query?by=site,device,model,version,profile",
         "query?by=model&stages=1&buckets=1&step=15m", "events",
         "events?event=crashed", "devices", "devices?state=attention&sort=p99", "device?site=plant-a&device=pi-1", "rollouts",
@@ -134,7 +134,7 @@ def test_an_answer_fits_the_openapi_file(port: int, asked: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["latency?window=1s", "device?site=a&device=b", "device", "query?by=colour", "devices?format=xml"]
+    "asked", ["latency?period=1s", "device?site=a&device=b", "device", "query?by=colour", "devices?format=xml"]
 )
 def test_a_refusal_fits_the_openapi_file(port: int, asked: str) -> None:
     _, _, said = get(port, "openapi.json")

@@ -205,12 +205,12 @@ def test_a_period_can_be_marked_by_keyboard(opened: Callable[..., Page]) -> None
     assert 9 <= minutes_shown(page) <= 11
 
 
-def test_every_duration_is_a_valid_window_and_other_text_is_refused(opened: Callable[..., Page]) -> None:
-    page = opened("?window=95m")
+def test_every_duration_is_a_valid_period_and_other_text_is_refused(opened: Callable[..., Page]) -> None:
+    page = opened("?period=95m")
     wait_until(lambda: "22.3 k" in answered(page), "all requests are in it")
     pressed = "document.querySelector('.period [aria-pressed=true]').textContent"
     assert page.evaluate(pressed) == "95m"
-    bad = opened("?window=soon")
+    bad = opened("?period=soon")
     seen(bad, "'soon' is not a duration")
     assert bad.violations() == []
     refused = [said for said in bad.problems if "400" in said]

@@ -17,7 +17,7 @@ from edgert_deploy.fleet.ui.period import Period
 from tests.support.fleet import NOW_MS, Pi, Sent, record
 from tests.support.sketches import sketch_of
 
-HOUR = Period.parse({"window": "1h"})
+HOUR = Period.parse({"period": "1h"})
 
 
 def p99(values: list[float]) -> float:
@@ -60,13 +60,13 @@ def test_a_large_fleet_is_compared_by_whole_hours_and_a_larger_fleet_is_refused(
     record(store_url, pi.info() + sent)
     query = FleetQuery(store_url)
     page = History(query, lambda: NOW_MS)
-    short = Period.parse({"window": "5m"})
+    short = Period.parse({"period": "5m"})
     assert page.breakdown(short, "device", {}, 1)["models"][0]["answered"] == 5
     hours = History(query, lambda: NOW_MS).breakdown(short, "device", {}, history.ROWS_MAX)
     assert hours["until_ms"] - hours["since_ms"] == 60 * MINUTE_MS
     assert hours["models"][0]["answered"] == 21  # since the start of the hour
     with pytest.raises(ConfigInvalid, match="too many to compare"):
-        page.breakdown(Period.parse({"window": "7d"}), "device", {}, history.STREAM_ROWS_MAX)
+        page.breakdown(Period.parse({"period": "7d"}), "device", {}, history.STREAM_ROWS_MAX)
     query.close()
 
 

@@ -27,7 +27,7 @@ def test_curves_are_percentiles_of_merged_histograms_and_mark_the_begin_of_a_ver
         sent += slow.window(ts_ms, [100.0] * 3) + (quick if minute > 4 else new).window(ts_ms, [1.0] * 97)
     record(url, slow.info() + quick.info() + sent)
     query = FleetQuery(url)
-    said = History(query, lambda: NOW_MS).curves(Period.parse({"window": "15m"}), {})
+    said = History(query, lambda: NOW_MS).curves(Period.parse({"period": "15m"}), {})
     (model,) = said["models"]
     r1, r2 = model["versions"]
     # A mean of the devices' p95 would be 50.
@@ -39,8 +39,8 @@ def test_curves_are_percentiles_of_merged_histograms_and_mark_the_begin_of_a_ver
     assert sum(number for _, _, number in model["heat"]["cells"]) == model["answered"] == 1000
     rows = {row for _, row, _ in model["heat"]["cells"]}
     assert rows == {-1, 26}  # 2^(-1/4) < 1 <= 2^0 and 2^(26/4) < 100 <= 2^(27/4)
-    day = History(query, lambda: NOW_MS).curves(Period.parse({"window": "24h"}), {})
-    many = History(query, lambda: NOW_MS, rows_max=100).curves(Period.parse({"window": "24h"}), {})
+    day = History(query, lambda: NOW_MS).curves(Period.parse({"period": "24h"}), {})
+    many = History(query, lambda: NOW_MS, rows_max=100).curves(Period.parse({"period": "24h"}), {})
     assert (day["step_ms"], many["step_ms"]) == (15 * MINUTE_MS, 60 * MINUTE_MS)  # the query has two groups
     assert day["models"][0]["p99_ms"] == many["models"][0]["p99_ms"] == model["p99_ms"]
     query.close()
@@ -70,7 +70,7 @@ def test_an_incident_of_last_week_is_drawn_by_the_minute_while_the_store_keeps_m
 def test_no_query_waits_for_a_permit_that_it_already_holds(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "QUERIES_AT_ONCE_MAX", 1)
     record(store_url, Pi("pi-1").window(NOW_MS, [1.0, 2.0]))
-    period, query = Period.parse({"window": "1h"}), FleetQuery(store_url)
+    period, query = Period.parse({"period": "1h"}), FleetQuery(store_url)
     questions: list[Callable[[History], object]] = [
         lambda page: page.stages(period, {}),
         lambda page: page.curves(period, {}),

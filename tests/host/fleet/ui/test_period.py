@@ -1,4 +1,4 @@
-"""A period is a window, or has two times. The number of its steps is limited."""
+"""A period lasts until now, or has two times. The number of its steps is limited."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ HOUR_MS = 60 * MINUTE_MS
 
 
 @pytest.mark.parametrize(
-    ("window", "step_min", "steps"),
+    ("length", "step_min", "steps"),
     [("5m", 1, 5), ("90m", 1, 90), ("1h", 1, 60), ("24h", 15, 96), ("7d", 60, 168), ("400d", 4320, 134)],
 )
-def test_a_window_of_any_length_ends_with_the_step_that_has_begun(window: str, step_min: int, steps: int) -> None:
-    period = Period.parse({"window": window})
+def test_a_period_until_now_ends_with_the_step_that_has_begun(length: str, step_min: int, steps: int) -> None:
+    period = Period.parse({"period": length})
     assert period.step_min(NOW_MS, None) == step_min
     since_ms, until_ms = period.stepped_ms(NOW_MS, step_min)
     step_ms = step_min * MINUTE_MS
@@ -37,16 +37,16 @@ def test_a_period_between_two_times_does_not_depend_on_the_time_of_the_query() -
     for step_min in (1, 60):
         since_ms, until_ms = period.stepped_ms(late_ms, step_min)
         assert ((until_ms - since_ms) / HOUR_MS, since_ms % HOUR_MS) == (2, 0)
-    assert Period.parse({"window": "1h"}).step_min(late_ms, late_ms) == 1, "a store that has just begun"
+    assert Period.parse({"period": "1h"}).step_min(late_ms, late_ms) == 1, "a store that has just begun"
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"window": "soon"}, {"window": "90"}, {"window": "1m"}, {"window": "500d"}, {"from": "2026-09-21T13:50Z"},
+        {"period": "soon"}, {"period": "90"}, {"period": "1m"}, {"period": "500d"}, {"from": "2026-09-21T13:50Z"},
         {"from": "2026-09-21T13:50", "to": "2026-09-21T14:50"}, {"from": "x", "to": "y"},
         {"from": "2026-09-21T13:50Z", "to": "2026-09-21T13:40Z"}, {"from": "0001-01-01T00:00+23:00", "to": "2026-09-21T13:40Z"},
-        {"window": "1h", "from": "2026-09-21T13:50Z", "to": "2026-09-21T14:50Z"},
+        {"period": "1h", "from": "2026-09-21T13:50Z", "to": "2026-09-21T14:50Z"},
     ],
 )  # fmt: skip
 def test_an_invalid_period_is_refused(asked: dict[str, str]) -> None:

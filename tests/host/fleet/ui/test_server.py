@@ -94,13 +94,13 @@ def test_only_the_own_files_of_the_page_are_served_and_no_request_can_write(answ
         for verb in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert get(port, "/api/v1/devices", verb=verb).status == 405
         for path, code in (
-            ("/api/v1/latency?window=9y", 400), ("/api/v1/devices?state=odd", 400), ("/api/v1/devices?sort=odd", 400),
+            ("/api/v1/latency?period=9y", 400), ("/api/v1/devices?state=odd", 400), ("/api/v1/devices?sort=odd", 400),
             ("/api/v1/latency?site=%00", 400), ("/api/v1/device?site=a&device=b", 404), ("/api/v1/nothing", 404),
             ("/api/v1/devices?page=99999999999", 400), ("/api/v1/devices?page=999", 200), (f"/api/v1/devices?q={'x' * 3000}", 200),
             ("/api/v1/devices?" + "a=1&" * 50, 400), ("/api/v1/live?site=%00", 400),
             ("/api/devices", 404), ("/api/v2/devices", 404), ("/api/v1/devices?format=xml", 400),
             ("/api/v1/device?site=plant-a&device=pi-1&format=csv", 400), ("/api/v1/breakdown?by=colour", 400),
-            ("/api/v1/latency?window=90m", 200), ("/api/v1/latency?window=90", 400), ("/api/v1/latency?window=10s", 400),
+            ("/api/v1/latency?period=90m", 200), ("/api/v1/latency?period=90", 400), ("/api/v1/latency?period=10s", 400),
             ("/api/v1/latency?from=2026-11-22T10:00Z", 400), ("/api/v1/query?by=colour", 400), ("/api/v1/query?step=7s", 400),
             ("/api/v1/latency?from=2026-11-22T10:00Z&to=2026-11-22T09:00Z", 400), ("/api/v1/query?percentiles=x", 400),
             ("/api/v1/latency?from=2026-11-22T10:00&to=2026-11-22T11:00", 400), ("/api/v1/events?event=%3D1", 400),
@@ -200,9 +200,9 @@ def test_the_api_answers_a_query_as_the_command_does(
 ) -> None:
     monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
     with serving(answers, Access(frozenset())) as port:
-        asked = "by=site,version&percentiles=50&window=2h&model=digits&step=1h&buckets=1"
+        asked = "by=site,version&percentiles=50&period=2h&model=digits&step=1h&buckets=1"
         said = json.loads(get(port, f"/api/v1/query?{asked}").body)
-    words = ["--by", "site,version", "--percentiles", "50", "--window", "2h", "--model", "digits", "--step", "1h"]
+    words = ["--by", "site,version", "--percentiles", "50", "--period", "2h", "--model", "digits", "--step", "1h"]
     told = CliRunner().invoke(query, ["--store", str(tmp_path / "fleet.db"), *words, "--buckets", "--json"])
     assert said == json.loads(told.stdout)
     assert said["groups"][0]["answered"] == 1

@@ -13,7 +13,7 @@ from edgert_deploy.fleet.ui.history import History
 from edgert_deploy.fleet.ui.period import Period
 from tests.support.fleet import NOW_MS, Pi, Sent, record
 
-QUARTER = Period.parse({"window": "15m"})
+QUARTER = Period.parse({"period": "15m"})
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ const PAGES = {
 };
 const FILTERS = {site: "All sites", model: "All models", version: "All versions", profile: "All profiles"};
 const STORE_OLD_MS = 150_000; // two and a half windows of 60 s
-const KEPT = [...Object.keys(FILTERS), "window", "from", "to", "by"];
+const KEPT = [...Object.keys(FILTERS), "period", "from", "to", "by"];
 
 class App {
   constructor() {

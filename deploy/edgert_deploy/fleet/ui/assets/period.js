@@ -3,29 +3,29 @@
 import {button, h} from "./dom.js";
 import {duration_ms, isoMinute, localMinute, moment, zone} from "./format.js";
 
-export const WINDOW = "1h";
-const WINDOWS = {"15m": "15 min", "1h": "1 h", "24h": "24 h", "7d": "7 d"};
+export const LENGTH = "1h";
+const LENGTHS = {"15m": "15 min", "1h": "1 h", "24h": "24 h", "7d": "7 d"};
 const MINUTE_MS = 60_000,
   LEAST_MS = 300_000;
 
-// The period of an address: `window`, or `from` and `to`. The server refuses an invalid one.
+// The period of an address: `period`, the length of time until now, or `from` and `to`. The server refuses an invalid one.
 export class Period {
   constructor(params) {
-    for (const name of ["window", "from", "to"]) this[name] = params.get(name) ?? "";
+    [this.length, this.from, this.to] = ["period", "from", "to"].map((name) => params.get(name) ?? "");
     this.fixed = Boolean(this.from || this.to);
-    if (!this.fixed) this.window ||= WINDOW;
+    if (!this.fixed) this.length ||= LENGTH;
   }
 
   // The beginning and the end in ms; NaN if the address is invalid.
   bounds(now_ms) {
-    return this.fixed ? [Date.parse(this.from), Date.parse(this.to)] : [now_ms - duration_ms(this.window), now_ms];
+    return this.fixed ? [Date.parse(this.from), Date.parse(this.to)] : [now_ms - duration_ms(this.length), now_ms];
   }
 }
 
 // The parameters of the address for `since_ms` to `until_ms`, at least five minutes.
 export function fixed(since_ms, until_ms) {
   const short = Math.max(0, LEAST_MS - (until_ms - since_ms)) / 2;
-  return {window: "", from: isoMinute(since_ms - short), to: isoMinute(until_ms + short + 59_999)};
+  return {period: "", from: isoMinute(since_ms - short), to: isoMinute(until_ms + short + 59_999)};
 }
 
 export function periodTools(app) {
@@ -33,7 +33,7 @@ export function periodTools(app) {
     [since_ms, until_ms] = period.bounds(app.now_ms),
     length = until_ms - since_ms,
     known = Number.isFinite(length);
-  const windows = {...WINDOWS, ...(period.fixed || WINDOWS[period.window] ? {} : {[period.window]: period.window})};
+  const lengths = {...LENGTHS, ...(period.fixed || LENGTHS[period.length] ? {} : {[period.length]: period.length})};
   const step = (key, words, title, act) =>
     button(words, act, {"data-key": key, title, "aria-label": title, disabled: !known});
   const half = Math.max(MINUTE_MS, Math.round(length / 2 / MINUTE_MS) * MINUTE_MS);
@@ -60,7 +60,7 @@ export function periodTools(app) {
       onsubmit: (event) => {
         event.preventDefault();
         app.datesOpen = false;
-        app.set({window: "", from: isoMinute(Date.parse(from.value)), to: isoMinute(Date.parse(to.value))});
+        app.set({period: "", from: isoMinute(Date.parse(from.value)), to: isoMinute(Date.parse(to.value))});
       },
     },
     from,
@@ -84,10 +84,10 @@ export function periodTools(app) {
       h(
         "div",
         {class: "segments", role: "group", "aria-label": "Time"},
-        Object.entries(windows).map(([name, title]) =>
-          button(title, () => app.set({window: name === WINDOW ? "" : name, from: "", to: ""}), {
-            "data-key": `window-${name}`,
-            "aria-pressed": String(name === period.window),
+        Object.entries(lengths).map(([name, title]) =>
+          button(title, () => app.set({period: name === LENGTH ? "" : name, from: "", to: ""}), {
+            "data-key": `period-${name}`,
+            "aria-pressed": String(name === period.length),
           }),
         ),
       ),
