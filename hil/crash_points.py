@@ -141,12 +141,17 @@ def _inside(library: str, folder: Path, only: str) -> None:
 
 
 def _points(faults: _Faults, template: Device, new: Delivery, at: Path, name: str, act: Act) -> Iterator[Point]:
+    known: dict[str, tuple[int | None, str]] = {}  # only the files decide how a device recovers: do equal ones once
     for index, call in enumerate(_calls(faults, template, new, at, act)):
         for fault, number in FAULTS.items():
             device = _copy(template, at)
             run, arm = partial(act, device, new), partial(faults.arm, device.folder, index, number)
             code, said = (_in_child if fault == "killed" else _ended)(run, arm, faults)
-            yield _judged(Point(name, index, call, fault, None), device, new, code, said)
+            files = _files(device)
+            if files not in known:
+                known[files] = _recovered(device, new)
+            serves, problem = known[files]
+            yield Point(name, index, call, fault, serves, _wrong_end(fault, code, said) or problem)
 
 
 def _calls(faults: _Faults, template: Device, new: Delivery, at: Path, act: Act) -> list[str]:
@@ -158,21 +163,38 @@ def _calls(faults: _Faults, template: Device, new: Delivery, at: Path, act: Act)
     return log.read_text().splitlines()
 
 
-def _judged(point: Point, device: Device, new: Delivery, code: int, said: str) -> Point:
-    """Return the point, with the problem if `device` broke the promise after its operation ended with `code`."""
-    seen: dict[str, object] = asdict(point)
+def _wrong_end(fault: str, code: int, said: str) -> str:
+    """Return the problem if the operation did not end as it must after `fault`; else ""."""
+    if fault == "killed":
+        return "" if code == -signal.SIGKILL else f"it was not killed: {code} {said}"
+    # If a clean-up failed, the next clean-up may do its work. A reported error must be an EdgeRTError.
+    return "" if code in (0, 1) else f"it ended with another error: {said}"
+
+
+def _files(device: Device) -> str:
+    """Return a digest of the names, modes and contents of all files of `device`."""
+    digest = hashlib.sha256()
+    for path in sorted(device.folder.rglob("*")):
+        content = b""
+        if path.is_symlink():
+            content = os.fsencode(os.readlink(path))
+        elif path.is_file():
+            content = path.read_bytes()
+        name = path.relative_to(device.folder)
+        digest.update(f"{name} {path.lstat().st_mode} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _recovered(device: Device, new: Delivery) -> tuple[int | None, str]:
+    """Return the release that is live, and the problem if `device` broke the promise."""
+    live = None
     try:
-        if point.fault == "killed":
-            assert code == -signal.SIGKILL, f"it was not killed: {code} {said}"
-        else:
-            # If a clean-up failed, the next clean-up may do its work. A reported error must be an EdgeRTError.
-            assert code in (0, 1), said
-        seen["serves"] = active_release(device)
-        assert seen["serves"] in (OLD, NEW), f"release {seen['serves']} is live"
+        live = active_release(device)
+        assert live in (OLD, NEW), f"release {live} is live"
         recover(device, new)
     except (AssertionError, EdgeRTError, OSError) as error:
-        seen["problem"] = f"{type(error).__name__}: {error}"
-    return Point(**seen)  # type: ignore[arg-type]
+        return live, f"{type(error).__name__}: {error}"
+    return live, ""
 
 
 def active_release(device: Device) -> int | None:
