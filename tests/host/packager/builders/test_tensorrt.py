@@ -15,11 +15,11 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from edgert.engines.tensorrt import build_plan
-from edgert.errors import BuildFailed
+from edgert.errors import BuildFailed, OperatorUnsupported
 from edgert_deploy.packager.accuracy.artifact_runs import artifact_outputs, reference_outputs
 from edgert_deploy.packager.builders.layers import layers_of
 from edgert_deploy.packager.builders.qdq import Recipe, prepared, quantize
-from edgert_deploy.packager.builders.tensorrt import audit
+from edgert_deploy.packager.builders.tensorrt import UNKNOWN, audit
 from edgert_deploy.packager.samples.samples import CalibrationSet
 from edgert_deploy.packager.sources.source_model import SourceModel, load_source
 from tests.support import models
@@ -55,6 +55,28 @@ def test_the_graph_of_the_builder_passes_the_audit_and_has_int8_weights(jetson_g
     int8 = [tensor for tensor in weights(jetson_graph).values() if tensor.data_type == 3 and len(tensor.dims) > 1]
     assert len(int8) == 3  # two convolutions and the classifier
     assert not [tensor for tensor in weights(jetson_graph).values() if tensor.data_type == 6]
+
+
+def test_an_operator_that_tensorrt_does_not_know_is_refused_with_its_node(jetson_graph: Any) -> None:
+    from onnx import helper
+
+    node = helper.make_node("SequenceConstruct", ["a", "b"], ["both"], name="pair")
+    jetson_graph.graph.node.append(node)
+    with pytest.raises(
+        OperatorUnsupported, match=r"does not know 1 operator of this model: SequenceConstruct \(node 'pair'\)"
+    ):
+        audit(jetson_graph)
+
+
+def test_tensorrt_rtx_knows_none_of_the_refused_operators() -> None:
+    rtx = pytest.importorskip(
+        "tensorrt_rtx_bindings", reason="pip install tensorrt_rtx_cu13_libs tensorrt_rtx_cu13_bindings"
+    )
+    logger = rtx.Logger(rtx.Logger.ERROR)
+    network = rtx.Builder(logger).create_network(0)
+    parser = rtx.OnnxParser(network, logger)
+    assert parser.supports_operator("Conv")
+    assert not [name for name in UNKNOWN if parser.supports_operator(name)]
 
 
 def test_a_uint8_zero_point_is_refused(jetson_graph: Any) -> None:

@@ -137,7 +137,15 @@ def _by_content(path: Path, head: bytes) -> str:
         return "one file of a SavedModel: give the folder of the SavedModel"
     if path.suffix == ".pb" and head[:1] == b"\n":
         # Field 1, which comes first, holds bytes in a GraphDef, and a number in an ONNX model.
-        return "a graph of TensorFlow 1: convert it with python -m tf2onnx.convert --graphdef, and give the ONNX model"
+        return (
+            f"a graph of TensorFlow 1: convert it with python -m tf2onnx.convert --graphdef {path.name} --inputs INPUT:0 "
+            "--outputs OUTPUT:0 --output model.onnx, with the names of your inputs and outputs, and give model.onnx"
+        )
+    if path.suffix in (".pb", ".pbtxt") and head.lstrip().startswith(b"node {"):
+        return (
+            "a graph of TensorFlow 1 as text: write it with tensorflow.io.write_graph(graph, '.', 'graph.pb', "
+            "as_text=False), convert graph.pb to ONNX with tf2onnx, and give the ONNX model"
+        )
     return next((what for beginning, what in BEGINNINGS.items() if head.startswith(beginning)), "")
 
 

@@ -85,7 +85,8 @@ FILES = {
     "net.mlir": (b"#loc = loc(unknown)\nmodule @jit_f", "StableHLO, which no engine"),
     "net.msgpack": (b"\x82\xa6params", r"weights of JAX without a model.*jax2onnx"),
     "net.eqx": (b"\x93NUMPY\x01\x00", "weights of JAX without a model"),
-    "frozen.pb": (b"\n\x1f\n\x05input", "--graphdef"),
+    "frozen.pb": (b"\n\x1f\n\x05input", "--graphdef frozen.pb --inputs INPUT:0 --outputs OUTPUT:0 --output"),
+    "frozen.pbtxt": (b'node {\n  name: "x"\n', "TensorFlow 1 as text: .*as_text=False"),
 }
 
 

@@ -198,11 +198,16 @@ def _of_saved_model(tensorflow: Any, path: str) -> tuple[Any, Any, list[tuple[st
     loaded = tensorflow.saved_model.load(path)
     found = list(loaded.signatures)
     if SIGNATURE not in found and len(found) != 1:
-        raise Advised(
-            f"the SavedModel has no signature {SIGNATURE!r} (found: {', '.join(found) or 'none'}). Save it again with "
-            "tensorflow.saved_model.save(module, 'folder', signatures=FUNCTION), where FUNCTION is a tensorflow.function "
-            "with an input_signature"
+        advice = (
+            "Save it again with tensorflow.saved_model.save(module, 'folder', signatures=FUNCTION), where FUNCTION is a "
+            "tensorflow.function with an input_signature"
         )
+        if found:
+            advice = (
+                f"Load it with module = tensorflow.saved_model.load({path!r}), save one of them with tensorflow.saved_model."
+                f"save(module, 'folder', signatures=module.signatures[{found[0]!r}]), and build that folder"
+            )
+        raise Advised(f"the SavedModel has no signature {SIGNATURE!r} (found: {', '.join(found) or 'none'}). {advice}")
     signature = loaded.signatures[SIGNATURE if SIGNATURE in found else found[0]]
     inputs = sorted(signature.structured_input_signature[1].items())
     outputs = sorted(signature.structured_outputs)
