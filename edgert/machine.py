@@ -6,11 +6,16 @@ This module only reads files. A fact that cannot be read is None; for example, a
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgert.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    import ctypes
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 _TIMESYNCD_MARK = Path("/run/systemd/timesync/synchronized")  # systemd-timesyncd.service(8)
@@ -64,10 +69,8 @@ def rss_bytes(process: int | str = "self") -> int | None:
 
 def return_free_memory() -> None:
     """Return freed memory to the system: after the load of a 14 MB model, the C library keeps 24 MB."""
-    import ctypes  # here, because most commands need neither this function nor `clock_synced`
-
     with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc has no such function
-        ctypes.CDLL(None).malloc_trim(0)
+        _c_library().malloc_trim(0)
 
 
 def prefer_for_oom(score: int) -> None:
@@ -114,11 +117,9 @@ def clock_synced() -> bool | None:
     A sandboxed service may not query the kernel (systemd's ProtectClock). Then the function reads a file of
     systemd-timesyncd.
     """
-    import ctypes
-
     state = -1
     with contextlib.suppress(OSError, AttributeError):
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+        state = _c_library().adjtimex(_timex_type()())
     if state >= 0:
         return bool(state != _TIME_ERROR)
     return True if _TIMESYNCD_MARK.exists() else None
@@ -152,3 +153,20 @@ def _number(path: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text())
     return None
+
+
+# Both values are kept, because each new one is a class, which only the garbage collector frees, and it rarely runs.
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    import ctypes  # here, because most commands need no function of the C library
+
+    return ctypes.CDLL(None)
+
+
+@functools.cache
+def _timex_type() -> type[ctypes.Array[ctypes.c_char]]:
+    import ctypes
+
+    return ctypes.c_char * _TIMEX_BYTES

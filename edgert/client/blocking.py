@@ -289,6 +289,7 @@ class Session:
             self._one_request.release()
 
     def close(self) -> None:
+        """End the session. The daemon frees the memory of the session."""
         self._end_reason = SESSION_CLOSED
         self._connection.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import resource
@@ -73,3 +74,13 @@ def test_int8_saturates_on_x86_without_vnni(
     assert machine.int8_saturates(tmp_path / "absent")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert not machine.int8_saturates(cpuinfo)
+
+
+def test_calls_of_the_c_library_leave_no_garbage() -> None:
+    """The forwarder reads the clock in each window, and its garbage is rarely collected."""
+    machine.clock_synced()
+    machine.return_free_memory()
+    gc.collect()
+    machine.clock_synced()
+    machine.return_free_memory()
+    assert gc.collect() == 0
