@@ -83,7 +83,7 @@ class Result:
         return self.exit_code == 0
 
     def failure_text(self) -> str:
-        """Return one line for a message, without a full stop: the command, its exit code, the end of its output."""
+        """Return a line without a full stop: the command, its exit code, the end of its output."""
         output = (self.stderr.strip() or self.stdout.strip())[-TAIL_CHARS:]
         words = shlex.join(word for word in self.argv if "\n" not in word)  # omit scripts, which tell a user nothing
         end = f"exited with {self.exit_code}" if self.exit_code >= 0 else "was killed"

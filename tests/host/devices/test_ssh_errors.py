@@ -25,6 +25,8 @@ def late_greeting() -> Exception:
         (paramiko.AuthenticationException("Authentication failed."), "failed. Copy your public key there"),
         (paramiko.SSHException("No authentication methods available"), "available. Copy your public key"),
         (paramiko.PasswordRequiredException("the key is encrypted"), "ssh-add"),
+        (paramiko.BadAuthenticationType("", ["password"]), "no keys, only: password. EdgeRT logs in with keys only"),
+        (paramiko.BadAuthenticationType("", ["publickey"]), "Copy your public key"),
         (SecondFactorNeeded("a code is needed"), "AuthenticationMethods publickey"),
         (NO_SESSION, "after several keys. Offer one key"),
     ],

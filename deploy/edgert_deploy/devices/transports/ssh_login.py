@@ -128,7 +128,7 @@ def _shown_key(address: SshAddress, jump: Jump | None, excluded_kinds: list[str]
             if excluded_kinds and isinstance(error, IncompatiblePeer):
                 return None
             at = endpoint(address.host, address.port) if address.port else address.host
-            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {reason(error)}{target.proxy_note()}") from error
+            raise DeviceUnreachable(f"{at} cannot be reached over SSH: {target.reason(error)}") from error
 
 
 class _HostKeyCaptured(Exception):  # not an error: it carries the host key out of paramiko
@@ -179,11 +179,12 @@ class _Hop:
             self.connection.client._agent = agent(self.settings)
         self.connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
-    def proxy_note(self) -> str:
-        """Return a note for messages if a command of ~/.ssh/config connects to this machine, else ""."""
-        return (
-            "; ~/.ssh/config names a proxy for it, and the proxy's messages are above" if self.proxy_command() else ""
-        )
+    def reason(self, error: BaseException) -> str:
+        """Return the reason why this machine cannot be reached. It names the proxy, if there is one."""
+        if not self.proxy_command():
+            return reason(error)
+        text = reason(error, proxied=True)
+        return f"{text}; ~/.ssh/config names a proxy for it, and the proxy's messages are above"
 
     def proxy_command(self) -> str | None:
         """Return the proxy command that ~/.ssh/config gives for this machine; None if ssh connects directly.
@@ -274,7 +275,7 @@ def _translated(hop: _Hop) -> Iterator[None]:
                 refused.next_step,
                 hop.address if refused.needs_key else None,
             ) from error
-        raise DeviceUnreachable(f"{hop.label} cannot be reached: {reason(error)}{hop.proxy_note()}") from error
+        raise DeviceUnreachable(f"{hop.label} cannot be reached: {hop.reason(error)}") from error
 
 
 def _pin_option(hop: _Hop) -> str:
