@@ -28,6 +28,8 @@ def late_greeting() -> Exception:
             "this host offers no SSH key. Copy your public key",
         ),
         (paramiko.PasswordRequiredException("the key is encrypted"), "ssh-add"),
+        (paramiko.BadAuthenticationType("", ["password"]), "no keys, only: password. EdgeRT logs in with keys only"),
+        (paramiko.BadAuthenticationType("", ["publickey"]), "Copy your public key"),
         (SecondFactorNeeded("a code is needed"), "AuthenticationMethods publickey"),
         (NO_SESSION, "after several keys. Offer one key"),
     ],

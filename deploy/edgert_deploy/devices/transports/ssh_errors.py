@@ -63,12 +63,21 @@ def refusal(error: BaseException, *, encrypted: bool, connected: bool = False, l
         )
     if isinstance(error, paramiko.PasswordRequiredException):
         return Refusal(text, "Give the key's passphrase to an agent (ssh-add)")
+    if isinstance(error, paramiko.BadAuthenticationType) and "publickey" not in error.allowed_types:
+        return Refusal(
+            f"it accepts no keys, only: {', '.join(error.allowed_types)}",
+            "EdgeRT logs in with keys only: set PubkeyAuthentication yes in sshd_config there. For a jump host, you can instead "
+            "name it in ~/.ssh/config, and log in to it there first (docs/devices.md)",
+        )
     advice = "Copy your public key there (ssh-copy-id), or give the private key with --identity"
     return Refusal(text, advice, needs_key=True)
 
 
-def reason(error: BaseException) -> str:
-    """Return the reason why a machine cannot be reached, and the next step."""
+def reason(error: BaseException, *, proxied: bool = False) -> str:
+    """Return the reason why a machine cannot be reached, and the next step.
+
+    `proxied` tells whether a command of ~/.ssh/config connects to the machine. Such a command prints its own messages.
+    """
     if isinstance(error, NoValidConnectionsError):  # it holds one error for each address of the host
         error = next(iter(error.errors.values()))
     text = str(error)
@@ -91,6 +100,8 @@ def reason(error: BaseException) -> str:
             "it accepts the connection, but sent no greeting in time. It or this host may be very busy: try again. "
             "Another service may have this port"
         )
+    if _NO_GREETING in text and proxied:
+        return "its proxy ended the connection"
     if _NO_GREETING in text:
         return (
             "it accepts the connection, but does not greet as SSH does. Another service may have this port, or the server "

@@ -192,7 +192,7 @@ class _Hop:
         state = "still runs" if code is None else f"ended with exit code {code}"
         known = f"the proxy command of ~/.ssh/config {state}, and its messages are above"
         # A proxy also ends with 0 if the machine closed the connection.
-        return f"{known}. Try it by hand: {self.proxy_command()}" if code else f"{known}; {reason(error)}"
+        return f"{known}. Try it by hand: {self.proxy_command()}" if code else f"{known}; {reason(error, proxied=True)}"
 
     def proxy_command(self) -> str | None:
         """Return the proxy command that ~/.ssh/config gives for this machine; None if ssh connects directly.
