@@ -11,7 +11,7 @@ from pathlib import Path
 from edgert import __version__
 from edgert.checks.status import DeviceStatus
 from edgert.engines import system_package
-from edgert.errors import ConfigInvalid, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch
+from edgert.errors import ConfigInvalid, DaemonBusy, DeviceError, DeviceUnreachable, EdgeRTError, HostKeyMismatch
 from edgert.telemetry.broker_connection import CONNECTED, REFUSED
 from edgert.telemetry.mqtt import BrokerRefused
 from edgert_deploy.devices.facts import FREE_KB, MachineFacts, local_facts, misfits, probe
@@ -244,6 +244,11 @@ def _installed(report: _Report) -> DeviceStatus | None:
     except ConfigInvalid as error:  # a bootstrap also refuses this file
         advice = "correct this file" + ("" if device.transport == "local" else f": edgert ssh {device.name}")
         report.fail("configuration", error.message, advice, DeviceError.exit_code)
+        return None
+    except DaemonBusy as error:  # EdgeRT is installed, and its service manager or monitor restarts a daemon that hangs
+        report.fail(
+            "daemon", error.message, f"edgert logs {device.name}, and try again in four minutes", error.exit_code
+        )
         return None
     except EdgeRTError as error:
         next_step = f"edgert bootstrap {device.name}"

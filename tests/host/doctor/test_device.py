@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -106,6 +108,20 @@ def test_a_stopped_daemon_and_a_device_without_a_daemon_are_reported(inventory: 
     assert levels(found, "installed") == [FAIL]
     assert [f.next_step for f in found if f.check == "installed"] == ["edgert bootstrap bare"]
     assert not (tmp_path / "none").exists()
+
+
+def test_a_daemon_that_hangs_is_reported_without_the_advice_to_bootstrap(inventory: Inventory) -> None:
+    with a_device() as device:
+        pid = device.daemon_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            found = check_device(as_known(device), {device.key.public.key_id: "test"})
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert levels(found, "daemon") == [FAIL]
+    assert "edgert logs d-test" in text_of(found, "daemon")
+    assert not any("bootstrap" in finding.next_step for finding in found if finding.level == FAIL)
 
 
 def test_the_error_about_a_configuration_says_to_correct_the_file(tmp_path: Path) -> None:
