@@ -33,7 +33,7 @@ class Restarts:
             self._backoff.reset()
 
     def note_planned_end(self, served_s: float) -> None:
-        """Note that the daemon ends a worker, for example to free memory, after `served_s` of service."""
+        """Note that the daemon ends a worker as planned, after the worker served for `served_s`."""
         self._served_s += served_s
 
     def note_crash(self, digest: str, served_s: float = 0.0) -> None:
