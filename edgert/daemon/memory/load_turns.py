@@ -13,9 +13,7 @@ from edgert.versions.slots import Slots
 
 TURN_S = 10.0  # a longer load, such as a TensorRT build, does not delay others
 MEMORY_RETRY_S = 0.05
-MEMORY_WAIT_S_MAX = (
-    10.0  # after this wait for memory, the load is refused; the next request of a client starts a new wait
-)
+MEMORY_WAIT_S_MAX = 10.0  # then the load is refused; the next request of a client starts a new wait
 
 
 @dataclass(frozen=True)
