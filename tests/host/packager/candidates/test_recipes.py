@@ -16,6 +16,7 @@ pytest.importorskip("onnxruntime")
 from edgert.bundle.bundle_file import open_bundle
 from edgert.bundle.signing import SigningKey
 from edgert.errors import AccuracyTooLow, OperatorUnsupported
+from edgert_deploy.packager.candidates.choice import Choice
 from edgert_deploy.packager.pack import build_bundle
 from edgert_deploy.packager.receipt import read_receipt
 from edgert_deploy.packager.request import BuildRequest
@@ -40,14 +41,16 @@ def test_one_recipe_can_be_pinned_and_the_receipt_names_it(
         assert {one["recipe"] for one in receipt["candidates"]} == {recipe}
 
 
-def test_a_refusal_lists_the_recipes_that_were_tried_and_their_scores(
+def test_before_a_refusal_the_recipes_that_were_tried_are_reported_with_their_scores(
     build_request: BuildRequest, signing_key: SigningKey, tmp_path: Path
 ) -> None:
     request = replace(lossy(build_request), targets=(profile("one"),), budget=2)
-    with pytest.raises(AccuracyTooLow) as refusal:
-        pack(request, signing_key, tmp_path / "x.edgert")
+    reported: list[Choice] = []
+    with pytest.raises(AccuracyTooLow):
+        build_bundle(request, signing_key, tmp_path / "x.edgert", lambda line: None, reported.append)
+    tried = reported[0].tried_text("onnxruntime")
     for recipe in ("min-max", "heavy-only"):
-        assert re.search(rf"{recipe} (0\.\d{{4}} \(fails\)|\(not built\))", refusal.value.message), recipe
+        assert re.search(rf"{recipe} (0\.\d{{4}} \(fails\)|\(not built\))", tried), recipe
 
 
 def test_a_recipe_that_leaves_nearly_all_layers_in_float_does_not_end_the_search(

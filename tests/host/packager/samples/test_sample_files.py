@@ -101,7 +101,7 @@ def test_an_array_with_another_form_than_its_input_is_refused() -> None:
         CalibrationInvalid, match=r"axis 0 of the model's input is not the batch, give --input x=1,64,3$"
     ):
         check_form("s.npz", cloud, (12, 64, 3), np.dtype("float32"))
-    with pytest.raises(CalibrationInvalid, match=r"takes \[samples, 3\]$"):
+    with pytest.raises(CalibrationInvalid, match=r"takes \[samples, 3\]: prepare the samples"):
         check_form("s.npz", cloud, (12, 1, 3), np.dtype("float32"))
     with pytest.raises(CalibrationInvalid, match="give fewer samples"):
         check_size(Path("s.npz"), 2**40)

@@ -156,7 +156,10 @@ def test_a_file_with_values_that_are_not_finite_is_named(tmp_path: Path) -> None
     ("make", "says"),
     [
         (Path.mkdir, r"cannot read .*labels\.csv: Is a directory"),
-        (lambda table: table.symlink_to("moved.csv"), r"there is no .*labels\.csv: write a line `file,label`"),
+        (
+            lambda table: table.symlink_to("moved.csv"),
+            r"there is no .*labels\.csv: correct the path, or write a line `file,label`",
+        ),
         (os.mkfifo, r"labels\.csv is a named pipe"),
     ],
 )
