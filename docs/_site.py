@@ -30,8 +30,11 @@ PAGES_OUTSIDE = {
             "CHANGELOG.md",
             "CONTRIBUTING.md",
             "bench/README.md",
+            "bench/serving.md",
             "bench/peers.md",
             "bench/trained-models.md",
+            "bench/build-and-deploy.md",
+            "bench/fleet.md",
             "hil/README.md",
             "examples/telemetry/README.md",
         )
