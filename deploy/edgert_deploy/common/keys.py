@@ -8,6 +8,7 @@ trust the key.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import os
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def signing_key(given: str | None) -> SigningKey:
     if others_may_use(path):
         raise ConfigInvalid(
             f"other users can read or replace the private key {path} (mode {path.stat().st_mode & 0o777:o}), so they could "
-            f"sign: chmod 600 {path}. If another user may have copied it, make a new key (edgert keys new --name NAME)"
+            f"sign: chmod 600 {shlex.quote(str(path))}. If another user may have copied it, make a new key (edgert keys new --name NAME)"
         )
     return key
 
