@@ -8,8 +8,8 @@ trust the key.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import os
+import shlex
 from pathlib import Path
 
 from edgert.bundle.signing import SigningKey, read_signing_key
