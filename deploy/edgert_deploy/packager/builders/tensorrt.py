@@ -123,7 +123,7 @@ def audit(proto: Any) -> None:
 
     Raises OperatorUnsupported for operators that it does not know, and BuildFailed for a quantization.
     """
-    nodes = nodes_of(proto.graph)
+    nodes = list(nodes_of(proto.graph))
     unknown = [f"{node.op_type} (node {(node.name or node.output[0])!r})" for node in nodes if node.op_type in UNKNOWN]
     if unknown:
         raise OperatorUnsupported(
@@ -131,7 +131,7 @@ def audit(proto: Any) -> None:
             "Export the model without them, or remove tensorrt from the profile's engines"
         )
     constants = Constants(proto)
-    for node in nodes_of(proto.graph):
+    for node in nodes:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             problem = _problem(node, constants)
         elif node.op_type in QUANTIZED_ARITHMETIC:
