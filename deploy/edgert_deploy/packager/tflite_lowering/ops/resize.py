@@ -145,9 +145,6 @@ def _by_matrices(lowering: Lowering, node: Node, weights: dict[int, NDArray[Any]
     lowering.result(node, x.transposed([order.index(a) for a in result_order]), layout)
 
 
-OPS = {"Resize": Op(resize, sign="as_input"), "Upsample": Op(resize)}
-
-
 def _nearest_of_tflite(length: int, outputs: int, half_pixel: bool) -> NDArray[np.intp]:
     """Return the index of the element that RESIZE_NEAREST_NEIGHBOR copies to each output."""
     x = (np.arange(outputs, dtype=np.float32) + np.float32(0.5 if half_pixel else 0)) * np.float32(length / outputs)
@@ -167,3 +164,6 @@ def _weights_of_tflite(length: int, outputs: int, align_corners: bool, half_pixe
     np.add.at(matrix, (rows, low.clip(max=length - 1)), 1 - (x - low))
     np.add.at(matrix, (rows, high), x - low)
     return matrix
+
+
+OPS = {"Resize": Op(resize, sign="as_input"), "Upsample": Op(resize)}
